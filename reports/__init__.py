@@ -1,0 +1,1 @@
+"""From saved result folders to pages."""

@@ -1,0 +1,1 @@
+"""Checks and measurements that run against any adapter."""
