@@ -33,7 +33,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Layers that share one block table: full attention (`window` None) or a sliding window of `window` visible keys."""
+    """Layers that share one block table: full attention (`window` None) or a sliding window of `window` keys."""
 
     window: int | None = None
 
@@ -166,9 +166,7 @@ class Resets(Protocol):
         """Forget all cached prefixes; running sequences keep their blocks but these may not be hit any more."""
 
 
-ManagerOperation = Literal[
-    "truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "abort"
-]
+ManagerOperation = Literal["truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "abort"]
 """Optional manager operations. `abort`: `free` is legal inside a step, before the writes."""
 
 MANAGER_OPERATIONS: Mapping[ManagerOperation, type | None] = {
@@ -374,11 +372,7 @@ class Sizes:
     def __contains__(self, size: int) -> bool:
         if self.values is not None:
             return size in self.values
-        return (
-            size >= self.minimum
-            and size % self.multiple_of == 0
-            and (self.maximum is None or size <= self.maximum)
-        )
+        return size >= self.minimum and size % self.multiple_of == 0 and (self.maximum is None or size <= self.maximum)
 
     def among(self, candidates: Sequence[int]) -> list[int]:
         """The candidates that are in the set; if none is, the listed sizes, or the smallest one that is."""
@@ -426,7 +420,7 @@ class ManagerCapabilities:
     namespaces: `begin` accepts a namespace.
     eviction: order in which unused cached blocks are given up, where it is documented.
     windows, max_groups: sliding-window groups, and how many groups of layers one manager holds.
-    paged: blocks are allocated as they are needed. A manager that reserves a sequence's whole length at `begin` says no.
+    paged: blocks are allocated as they are needed. One that reserves a sequence's whole length at `begin` says no.
     """
 
     block_sizes: Sizes = ANY_SIZE
