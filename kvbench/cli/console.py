@@ -1,0 +1,73 @@
+"""What the user sees: results on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvbench.codec import encode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvbench.measurement import Announce
+
+
+class Output:
+    """Where a command's output goes. With `as_json` stdout holds JSON alone; `quiet` drops progress."""
+
+    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    @property
+    def console(self) -> Console:
+        """Console for people: stdout, or stderr when stdout is for JSON. Honours NO_COLOR."""
+        from rich.console import Console
+
+        return Console(stderr=self.as_json, quiet=self.as_json and self.quiet, highlight=False, soft_wrap=False)
+
+    def json(self, data: Any) -> None:
+        """Print `data` as JSON if that was asked for."""
+        if self.as_json:
+            json.dump(encode(data), sys.stdout, indent=1, allow_nan=False)
+            sys.stdout.write("\n")
+
+    def error(self, message: str) -> None:
+        """Print one line on stderr."""
+        sys.stderr.write(f"kvbench: {' '.join(message.split())}\n")
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Announce]:
+        """A progress line on stderr while long work goes on; nothing where stderr is not a terminal."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if self.quiet or not console.is_terminal:
+            yield self._announce_plainly
+            return
+        columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=None)
+
+            def announce(text: str, done: int, total: int) -> None:
+                progress.update(task, description=_plain(text), completed=done, total=total)
+
+            yield announce
+
+    def _announce_plainly(self, text: str, done: int, total: int) -> None:
+        """One line each tenth of the work, for logs."""
+        if not self.quiet and total and (done * 10 // total != (done - 1) * 10 // total):
+            sys.stderr.write(f"[{done}/{total}] {text}\n")
+            sys.stderr.flush()
+
+
+def _plain(text: str) -> str:
+    """`text` without anything that rich would take for markup."""
+    from rich.markup import escape
+
+    return escape(text)

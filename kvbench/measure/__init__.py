@@ -1,0 +1,1 @@
+"""Fair timing and honest statistics."""
