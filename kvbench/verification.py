@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,20 @@ class Entry:
 
     spec: str
     subject: Subject
+
+
+@dataclass(frozen=True)
+class Question:
+    """One check, asked of one configuration of an adapter."""
+
+    spec: str
+    subject: Subject
+    check: Check
+
+    @property
+    def label(self) -> str:
+        """What is asked, in a line."""
+        return f"{self.subject.label}: {self.check.name}"
 
 
 @dataclass(frozen=True)
@@ -101,25 +116,24 @@ def verify(
 
     announce: called before each check with its name in words, how many are done and how many there are.
     """
-    plan = [(entry, subject, check) for entry in entries for check, subject in _asked(entry.subject, checks)]
-    shares = {entry.spec: sum(1 for other, _, _ in plan if other is entry) for entry in entries}
-    for done, (entry, subject, check) in enumerate(plan):
-        announce(f"{subject.label}: {check.name}", done, len(plan))
-        outcome = _run(entry, subject, check, effort(budget, seed, shares[entry.spec]), folder)
-        yield outcome
+    plan = [question for entry in entries for question in questions(entry, checks)]
+    shares = Counter(question.spec for question in plan)
+    for done, question in enumerate(plan):
+        announce(question.label, done, len(plan))
+        yield ask(question, effort(budget, seed, shares[question.spec]), folder)
     announce("done", len(plan), len(plan))
 
 
-def _asked(subject: Subject, checks: Sequence[Check]) -> Iterator[tuple[Check, Subject]]:
+def questions(entry: Entry, checks: Sequence[Check]) -> Iterator[Question]:
     """Which check is asked of which configuration: managers know no precision, kernels are asked in each."""
-    without = {key: value for key, value in subject.config.items() if key != "precision"}
+    without = {key: value for key, value in entry.subject.config.items() if key != "precision"}
     for check in checks:
         if check.half == "manager":
-            yield check, dataclasses.replace(subject, config=without)
-    for precise in subject.precisions():
+            yield Question(entry.spec, dataclasses.replace(entry.subject, config=without), check)
+    for precise in entry.subject.precisions():
         for check in checks:
             if check.half != "manager":
-                yield check, precise
+                yield Question(entry.spec, precise, check)
 
 
 def _record(subject: Subject, check: Check, **values: Any) -> Record:
@@ -133,9 +147,9 @@ def _record(subject: Subject, check: Check, **values: Any) -> Record:
     )
 
 
-def _run(
-    entry: Entry, subject: Subject, check: Check, share: Effort, folder: ResultFolder | None
-) -> Record | Finding:
+def ask(question: Question, share: Effort, folder: ResultFolder | None = None) -> Record | Finding:
+    """Run one check; the record of what came out, with its counterexample if it failed."""
+    subject, check = question.subject, question.check
     identity = _record(subject, check, params={"seed": share.seed})
     if folder is not None and (earlier := folder.done(identity)) is not None:
         return earlier
@@ -153,7 +167,7 @@ def _run(
     measured = dataclasses.replace(identity, value=float(outcome.cases), unit="cases", samples=(seconds,))
     if outcome.failure is None:
         return _kept(_passed(measured, outcome), folder)
-    return _failed(entry, subject, check, outcome.failure, measured, folder)
+    return _failed(question, outcome.failure, measured, folder)
 
 
 def _passed(record: Record, outcome: Outcome) -> Record:
@@ -164,13 +178,12 @@ def _passed(record: Record, outcome: Outcome) -> Record:
     return dataclasses.replace(record, verdict="pass")
 
 
-def _failed(
-    entry: Entry, subject: Subject, check: Check, failure: Failure, record: Record, folder: ResultFolder | None
-) -> Record | Finding:
+def _failed(question: Question, failure: Failure, record: Record, folder: ResultFolder | None) -> Finding:
+    subject, check = question.subject, question.check
     again = sum(judge(check, subject, failure.case) is not None for _ in range(CONFIRMATIONS))
     on_reference, ours = _ask_reference(subject, check, failure.case)
     counterexample = dataclasses.replace(
-        make_counterexample(check, subject, entry.spec, failure, record.params["seed"]),
+        make_counterexample(check, subject, question.spec, failure, record.params["seed"]),
         reproduced=f"{again} of {CONFIRMATIONS}",
         on_reference=on_reference,
     )

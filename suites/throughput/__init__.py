@@ -1,0 +1,5 @@
+"""How fast a cache is, against the memory bandwidth of the machine: kernels and managers, each only once it is right."""
+
+from kvbench.suites.throughput.measure import MEASUREMENT
+
+__all__ = ["MEASUREMENT"]
