@@ -8,6 +8,8 @@ from kvbench.interface import Capabilities, ManagerCapabilities
 
 
 class Manager:
+    """Hands out blocks from a list; takes them back when a sequence is freed."""
+
     def __init__(self, spec):
         self.block_size = spec.block_size
         self.usable_blocks = spec.num_blocks
@@ -60,6 +62,8 @@ class Manager:
 
 
 class Adapter:
+    """What kvbench loads."""
+
     name = "paged-list"
     version = "1.0"
     about = "a free list, as simple as it gets"

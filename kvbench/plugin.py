@@ -13,7 +13,7 @@ Nothing heavy is imported before a test asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -44,7 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kv-budget", default="quick", metavar="B", help="quick (default), standard, deep, or 30s")
     group.addoption("--kv-seed", type=int, default=0, metavar="N", help="seed of all generated cases (default 0)")
     group.addoption(
-        "--kv-config", action="append", default=[], metavar="KEY=VALUE", help="a setting of the adapters; may be repeated"
+        "--kv-config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the adapters; may be repeated",
     )
     group.addoption(
         "--kv-xfail",
@@ -231,13 +235,13 @@ def _to_json(data: Any) -> str:
 
 
 @pytest.fixture
-def kv_check(request: pytest.FixtureRequest, kv_budget: Budget, kv_seed: int) -> Iterator[Asked]:
+def kv_check(request: pytest.FixtureRequest, kv_budget: Budget, kv_seed: int) -> Asked:
     """A check of kvbench on an adapter; calling it runs it. Counterexamples go to pytest's cache folder."""
     from kvbench.budget import effort
 
     cache = request.config.cache
     folder = cache.mkdir("kvbench") if cache is not None else Path.cwd()
-    yield Asked(request.param, effort(kv_budget, kv_seed, _peers(request)), folder)
+    return Asked(request.param, effort(kv_budget, kv_seed, _peers(request)), folder)
 
 
 def _peers(request: pytest.FixtureRequest) -> int:

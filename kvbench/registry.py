@@ -1,4 +1,4 @@
-"""Finding adapters: built-in names, `package.module:Class`, `./file.py:Class`, and the entry points of third parties."""
+"""Finding adapters: built-in names, `package.module:Class`, `./file.py:Class`, and entry points of third parties."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ def _ways_to_name() -> str:
 
 def _entry_points() -> list[metadata.EntryPoint]:
     reserved = {entry.name for entry in BUILT_IN}
-    return sorted((p for p in metadata.entry_points(group=ENTRY_POINTS) if p.name not in reserved), key=lambda p: p.name)
+    return sorted(
+        (p for p in metadata.entry_points(group=ENTRY_POINTS) if p.name not in reserved), key=lambda p: p.name
+    )
 
 
 def _version(distribution: str) -> str | None:
@@ -193,7 +195,9 @@ def _load_file(spec: str, path: Path) -> ModuleType:
 def _attribute(spec: str, module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if found is None:
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and hasattr(value, "capabilities")]
+        classes = [
+            key for key, value in vars(module).items() if inspect.isclass(value) and hasattr(value, "capabilities")
+        ]
         hint = f"; it has {', '.join(classes)}" if classes else ""
         raise UsageError(f"adapter {spec!r}: {name} is not in that module{hint}")
     return found

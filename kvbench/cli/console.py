@@ -50,7 +50,13 @@ class Output:
         if self.quiet or not console.is_terminal:
             yield self._announce_plainly
             return
-        columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (
+            SpinnerColumn(),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("starting", total=None)
 

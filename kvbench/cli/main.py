@@ -132,7 +132,9 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("suite", metavar="SUITE", help="fragmentation, prefix-sharing or throughput")
     parser.add_argument("adapters", nargs="+", metavar="ADAPTER", help=ADAPTER_HELP)
-    parser.add_argument("--trace", metavar="FILE|NAME", help="a request trace (a file, or a name of `kvbench list traces`)")
+    parser.add_argument(
+        "--trace", metavar="FILE|NAME", help="a request trace (a file, or a name of `kvbench list traces`)"
+    )
     parser.add_argument("--model", metavar="M", help="the model whose shapes are used (see `kvbench list models`)")
     _add_budget(parser)
     _add_out(parser)
@@ -197,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has left (`| head`). Python would complain again while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+    except Exception as error:
         if os.environ.get("KVBENCH_TRACEBACK"):
             raise
         told = " ".join(str(error).split())[:300]

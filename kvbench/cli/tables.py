@@ -31,7 +31,7 @@ def column(record: Record) -> str:
 
 
 def print_verdicts(console: Console, records: Iterable[Record]) -> None:
-    """Checks down, adapters across. A check that is asked in several precisions shows the worst answer of each adapter."""
+    """Checks down, adapters across; the worst answer where a check is asked in several precisions."""
     checks = [record for record in records if record.check]
     adapters = list(dict.fromkeys(record.adapter for record in checks))
     table = Table(title="Checks", title_justify="left", header_style="bold", pad_edge=False)
@@ -44,7 +44,9 @@ def print_verdicts(console: Console, records: Iterable[Record]) -> None:
     console.print(table)
     skipped = [record for record in checks if record.verdict == "skip"]
     if skipped:
-        console.print(f"[dim]-: not asked, {len(skipped)} times; the reasons are in the records (--json) and on the page[/dim]")
+        console.print(
+            f"[dim]-: not asked, {len(skipped)} times; the reasons are in the records (--json) and on the page[/dim]"
+        )
 
 
 def _verdict_cell(records: Sequence[Record]) -> str:
@@ -75,7 +77,9 @@ def print_findings(console: Console, findings: Sequence[Finding], out: str | Non
             f"   [dim]failed {counterexample.reproduced} runs; the reference {escape(counterexample.on_reference)}[/dim]"
         )
         if out and record.counterexample:
-            console.print(f"   kvbench replay {escape(out)}/counterexamples/{escape(record.counterexample)}", soft_wrap=True)
+            console.print(
+                f"   kvbench replay {escape(out)}/counterexamples/{escape(record.counterexample)}", soft_wrap=True
+            )
 
 
 def print_measurements(console: Console, records: Iterable[Record]) -> None:

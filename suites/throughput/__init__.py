@@ -1,4 +1,4 @@
-"""How fast a cache is, against the memory bandwidth of the machine: kernels and managers, each only once it is right."""
+"""How fast a cache is, against the machine's own memory bandwidth: kernels and managers, each only once it is right."""
 
 from kvbench.suites.throughput.measure import MEASUREMENT
 

@@ -65,7 +65,7 @@ def _prepare(kernel: GuardedKernel, subject: Subject, workload: Workload, spec: 
         keys, values = _fill(kernel, cache, workload, table, spec, generator)
         batch = batch_of(workload.rows, table, spec, generator)
         if copy == 0:
-            _check(kernel.forward(cache, batch), batch, keys, values, spec)
+            _check(kernel.forward(cache, batch), batch, keys, values)
         calls.append(_call(kernel, cache, batch, plans="plan" in subject.kernel.operations))
     return Contestant(lambda turn: calls[turn % copies](), moved, spec)
 
@@ -97,13 +97,17 @@ def _fill(
     return keys, values
 
 
-def _check(result: AttentionResult, batch: Batch, keys: list[Tensor], values: list[Tensor], spec: CacheSpec) -> None:
+def _check(result: AttentionResult, batch: Batch, keys: list[Tensor], values: list[Tensor]) -> None:
     """Raise `NotTimed` if the output is not attention: speed says nothing about a wrong answer.
 
     The correctness suite is the judge of small errors; this one asks only that the output correlates with the truth,
     so that a quantised cache passes and garbage does not. One token a row is looked at.
     """
-    last = [int(end) - 1 for end, start in zip(batch.query_start_loc[1:], batch.query_start_loc, strict=False) if end > start]
+    last = [
+        int(end) - 1
+        for end, start in zip(batch.query_start_loc[1:], batch.query_start_loc, strict=False)
+        if end > start
+    ]
     full_keys, full_values = [], []
     for row, (k, v) in enumerate(zip(keys, values, strict=True)):
         new = slice(int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1]))

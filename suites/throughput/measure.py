@@ -21,7 +21,11 @@ BASELINE = "sdpa-contiguous"
 PROBE = "machine"
 """Name in records of what belongs to no adapter."""
 
-RATES = {"decode": "decode_tokens_per_second", "prefill": "prefill_tokens_per_second", "mixed": "mixed_tokens_per_second"}
+RATES = {
+    "decode": "decode_tokens_per_second",
+    "prefill": "prefill_tokens_per_second",
+    "mixed": "mixed_tokens_per_second",
+}
 
 
 def measure(entries: Sequence[Entry], request: Request, announce: Announce) -> Iterator[Record]:
@@ -61,7 +65,7 @@ def _race_kernels(
             continue
         subject = entry.subject.at_nearest_precision(entry.subject.config.get("precision", precision))
         entry = Entry(entry.spec, subject)
-        if precision != "f32" and subject.precision.name != precision:
+        if precision not in ("f32", subject.precision.name):
             continue
         try:
             contestants[entry.spec] = enter(subject, workload, heads, request.seed)
@@ -122,7 +126,10 @@ def _kernel_records(
         yield Record(metric=RATES[workload.name], unit="tokens/s/layer", **about, **_estimate(rates))
         # The floor of the same round: the machine's drift cancels.
         shares = median(
-            [contestant.moved / seconds / (read_bytes / ours) for seconds, ours in zip(times[name], times[PROBE], strict=True)]
+            [
+                contestant.moved / seconds / (read_bytes / ours)
+                for seconds, ours in zip(times[name], times[PROBE], strict=True)
+            ]
         )
         if workload.name == "decode":
             moved = median([contestant.moved / seconds for seconds in times[name]])

@@ -86,9 +86,7 @@ def tables(workload: Workload, block_size: int, first: int, order: Tensor) -> Te
     return table
 
 
-def batch_of(
-    rows: Sequence[tuple[int, int]], table: Tensor, spec: CacheSpec, generator: torch.Generator
-) -> Batch:
+def batch_of(rows: Sequence[tuple[int, int]], table: Tensor, spec: CacheSpec, generator: torch.Generator) -> Batch:
     """A batch with random q, k and v for rows of (context, new tokens) whose blocks are given."""
     dtype = getattr(torch, spec.precision.compute)
     new = torch.tensor([tokens for _, tokens in rows])
