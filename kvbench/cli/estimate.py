@@ -21,13 +21,10 @@ from kvbench.reference.memory import (
     uniform_bytes,
 )
 
-if TYPE_CHECKING:
-    pass
-
 SIZE_UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 
 
