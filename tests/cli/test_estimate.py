@@ -44,6 +44,21 @@ def test_memory_left_by_the_weights_is_shared_out_in_whole_sequences():
     assert "119 sequences of 4,096 tokens fit in blocks of 16; 200 were asked for" in text
 
 
+def test_reserving_counts_every_layer_in_full_where_blocks_let_go_behind_the_window():
+    made = estimate("gemma-3-27b", context=131_072, gpu_memory="1TiB")
+    assert made.fit is not None
+    room = 1024 * GIB - 2 * 27_009_346_304
+    assert made.fit.reserved == room // (2 * 16 * 128 * 2 * 62 * 131_072)
+    assert made.fit.paged > 5 * made.fit.reserved
+
+
+def test_a_batch_takes_its_sequences_together():
+    made = estimate("llama-3.1-8b", context=4096, batch=7)
+    assert made.bytes_for_batch == 7 * GIB // 2
+    assert made.sequences_per_weights == pytest.approx(16_060_522_496 / (GIB / 2))
+    assert "It outgrows the weights at 29.9 such sequences" in shown("llama-3.1-8b", context=4096, batch=7)
+
+
 def test_memory_smaller_than_the_weights_fits_nothing():
     made = estimate("llama-3.1-70b", gpu_memory="80GB")
     assert made.fit is not None
