@@ -138,7 +138,10 @@ def _decode_scalar(kind: Any, data: Json, where: str) -> Any:
         if isinstance(data, str) and data in {"nan", "inf", "-inf"}:
             return float(data)
         if isinstance(data, (int, float)) and not isinstance(data, bool):
-            return float(data)
+            try:
+                return float(data)
+            except OverflowError:
+                raise _refuse(where, "a number that fits into a float", data) from None
     elif isinstance(data, kind) and not (kind is int and isinstance(data, bool)):
         return data
     raise _refuse(where, _name(kind), data)

@@ -6,15 +6,18 @@ import platform
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench import __version__
-from kvbench.checks import Check, Failure
 from kvbench.codec import decode, encode
 from kvbench.errors import InputError
 from kvbench.results import read_json
-from kvbench.subject import Subject
 from kvbench.timeline import Timeline
+
+# Reading a counterexample needs no adapter and no torch: reports do it.
+if TYPE_CHECKING:
+    from kvbench.checks import Check, Failure
+    from kvbench.subject import Subject
 
 SCHEMA = 1
 
