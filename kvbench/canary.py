@@ -116,7 +116,7 @@ def _codes(identities: Identities, layer: int, heads: Integers, head_dim: int) -
         wide = np.stack([_mix_all(words + np.uint64(piece * _GOLDEN & _MASK)) for piece in range(pieces)], axis=-1)
     places = np.arange(min(head_dim, _FULL_CODE), dtype=np.uint64)
     bits = (wide[..., None] >> places) & np.uint64(1)
-    flat = bits.reshape(*words.shape, -1)[..., :head_dim]
+    flat = bits.reshape(*words.shape, bits.shape[-2] * bits.shape[-1])[..., :head_dim]
     codes: Floats = flat.astype(np.float32) * np.float32(2) - np.float32(1)
     return codes
 

@@ -141,6 +141,11 @@ def test_a_short_code_that_two_rows_share_is_not_probed():
     assert alone.tolist() == [codes.count(code) == 1 for code in codes]
 
 
+def test_no_rows_have_no_codes():
+    assert key_codes([], 2, 64).shape == (0, 2, 64)
+    assert value_digits([], 2, 24).shape == (0, 2, 24)
+
+
 def test_probes_stay_in_the_range_of_float16():
     for head_dim in (16, 32, 64, 128, 256, 576):
         for rows in (1, 100, 10_000):
