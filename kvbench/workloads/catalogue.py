@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from kvbench.errors import UsageError
+from kvbench.names import closest
 from kvbench.workloads.generate import generate
 from kvbench.workloads.load import load_trace
 from kvbench.workloads.statistics import WORKLOADS
@@ -38,6 +39,19 @@ TRACES: Mapping[str, NamedTrace] = MappingProxyType(
 )
 
 
+def list_traces() -> Iterator[dict[str, Any]]:
+    """A row for each named trace, for `kvbench list traces`."""
+    for known in TRACES.values():
+        shares = "yes" if known.shares_prefixes else "no"
+        yield {
+            "name": known.name,
+            "requests": known.count,
+            "shared prefixes": shares,
+            "about": known.about,
+            "source": known.source,
+        }
+
+
 def get_trace(name_or_path: str | Path, limit: int | None = None, seed: int = 0) -> Trace:
     """The named trace of that seed, or the trace in the file; its first `limit` requests.
 
@@ -51,9 +65,9 @@ def get_trace(name_or_path: str | Path, limit: int | None = None, seed: int = 0)
         return known.generate(seed).first(limit)
     path = Path(text)
     if path.name == text and not path.suffix and not _exists(path):
-        close = get_close_matches(text, TRACES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UsageError(f"unknown trace {text!r}: {hint}known names: {', '.join(TRACES)}; or give the path of a file")
+        raise UsageError(
+            f"unknown trace {text!r}{closest(text, TRACES)}; use one of {', '.join(TRACES)}, or the path of a file"
+        )
     return load_trace(path, limit)
 
 

@@ -73,7 +73,9 @@ def _sharing_prefixes(
     sessions: list[int] = []
     fresh = sharing.system_blocks
     for index in range(count):
-        earlier = _continued(index, int(wanted[index]), moments[index], arrivals, full_blocks) if follows[index] else None
+        earlier = (
+            _continued(index, int(wanted[index]), moments[index], arrivals, full_blocks) if follows[index] else None
+        )
         shared = int(min(wanted[index], full_blocks[earlier])) if earlier is not None else 0
         shared = max(shared, min(sharing.system_blocks, int(full_blocks[index])))
         known = requests[earlier].hash_ids if earlier is not None else tuple(range(sharing.system_blocks))

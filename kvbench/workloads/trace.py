@@ -72,7 +72,5 @@ def in_arrival_order(requests: Iterable[Request]) -> tuple[tuple[Request, ...], 
     moved = any(a is not b for a, b in zip(given, ordered, strict=True))
     start = ordered[0].arrival if ordered else 0.0
     if start != 0.0:
-        ordered = [
-            Request(r.arrival - start, r.prompt_tokens, r.output_tokens, r.hash_ids, r.session) for r in ordered
-        ]
+        ordered = [Request(r.arrival - start, r.prompt_tokens, r.output_tokens, r.hash_ids, r.session) for r in ordered]
     return tuple(ordered), moved
