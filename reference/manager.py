@@ -48,11 +48,7 @@ class ReferenceManager:
         """Admit `seq`; return how many leading tokens are hit."""
         self._check_new(seq)
         state = SequenceState(namespace, check_tokens(tokens), self._empty_tables())
-        try:
-            cached = self._admit(seq, state)
-        except OutOfBlocks:
-            self._drop_chain(state, 0)
-            raise
+        cached = self._admit(seq, state)
         self.sequences[seq] = state
         return cached
 
@@ -193,6 +189,7 @@ class ReferenceManager:
 
     def _admit(self, seq: str, state: SequenceState) -> int:
         """Give `state`, which holds no blocks, its tables: what can be hit, then fresh blocks. Returns tokens hit."""
+        known = len(state.chain)
         self._extend_chain(state, len(state.tokens))
         hit = self._longest_hit(state)
         cached = hit * self.spec.block_size
@@ -200,7 +197,11 @@ class ReferenceManager:
         hits = held_blocks(tables)
         grow = self.blocks_for(len(state.tokens)) - hit
         idle = sum(self.pool.references[block] == 0 for block in hits)
-        self._require(seq, grow * len(tables) + idle)
+        try:
+            self._require(seq, grow * len(tables) + idle)
+        except OutOfBlocks:
+            self._drop_chain(state, known)
+            raise
         for block in hits:
             self.pool.share(block)
         for table in tables:

@@ -16,35 +16,41 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvbench.errors import OutOfBlocks
+from kvbench.errors import InvalidRequest, OutOfBlocks
 from kvbench.interface import HOLE, GroupSpec, PoolSpec, Tier
 from kvbench.reference.invariants import check_invariants
 from kvbench.reference.manager import ReferenceManager
 
-NAMES = ("a", "b", "c", "d", "e")
+MOST_SEQUENCES = 5
 NAMESPACES = st.sampled_from([None, None, None, "", "red"])
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
+FEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=2)
 GROUPS = st.sampled_from(
     [(None,), (None,), (3,), (1,), (2,), (None, 3), (None, 4), (2, 5), (None, 1), (None, None)]
 ).map(lambda windows: tuple(GroupSpec(window) for window in windows))
 SPECS = st.builds(
     PoolSpec,
-    num_blocks=st.integers(3, 12),
+    num_blocks=st.integers(3, 8) | st.integers(8, 24),
     block_size=st.integers(1, 4),
     groups=GROUPS,
     prefix_caching=st.sampled_from([True, True, True, False]),
-    host_blocks=st.integers(0, 8),
+    host_blocks=st.integers(0, 16),
 )
 
 
-def weak_hash(key: object) -> int:
-    """Four bits: unlike prefixes fall into one bucket all the time."""
+def four_bits(key: object) -> int:
+    """A hash under which unlike prefixes fall into one bucket now and then."""
     return hash(key) % 16
+
+
+def no_bits(key: object) -> int:
+    """A hash under which they always do."""
+    return 0
 
 
 @dataclass
 class Expected:
-    """What one sequence must read: a code a token. written: leading tokens whose rows were written."""
+    """What one sequence must read: a code for each token whose row was written."""
 
     namespace: str | None
     tokens: list[int]
@@ -54,16 +60,28 @@ class Expected:
     tainted: bool = False  # computed partly before a reset
 
 
+def some(place: str) -> Any:
+    """A rule's precondition: there is a sequence in this place."""
+    return precondition(lambda self: any(expected.place == place for expected in self.held.values()))
+
+
+def room() -> Any:
+    """A rule's precondition: another sequence may be begun."""
+    return precondition(lambda self: len(self.held) < MOST_SEQUENCES)
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Rules are the manager's calls; `step` carries out what an engine does between them."""
 
-    @initialize(spec=SPECS, weak=st.booleans())
-    def start(self, spec: PoolSpec, weak: bool) -> None:
+    @initialize(spec=SPECS, hash_function=st.sampled_from([hash, four_bits, no_bits]))
+    def start(self, spec: PoolSpec, hash_function: Any) -> None:
         self.spec = spec
-        self.manager = ReferenceManager(spec, weak_hash) if weak else ReferenceManager(spec)
+        self.manager = ReferenceManager(spec, hash_function)
         self.device = [0] * (spec.num_blocks * spec.block_size)
         self.host = [0] * (spec.host_blocks * spec.block_size)
         self.held: dict[str, Expected] = {}
+        self.begun = 0
+        self.prompts = [[0] * 9, [0, 1, 1, 0, 1, 1, 0, 0, 1]]
         self.interned: dict[tuple[Any, ...], int] = {}
         self.epoch = 0
         self.cached_prefixes: set[tuple[Any, ...]] = set()
@@ -71,82 +89,78 @@ class ManagerMachine(RuleBasedStateMachine):
 
     # -- manager calls -----------------------------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(NAMES), tokens=TOKENS, namespace=NAMESPACES)
-    def begin(self, name: str, tokens: list[int], namespace: str | None) -> None:
-        if name in self.held:
-            return
+    @room()
+    @rule(data=st.data(), tokens=TOKENS, namespace=NAMESPACES)
+    def begin(self, data: st.DataObject, tokens: list[int], namespace: str | None) -> None:
+        known = data.draw(st.sampled_from(self.prompts))  # start as another did, so that there is something to hit
+        tokens = known[: data.draw(st.just(len(known)) | st.integers(0, len(known)))] + tokens[:2]
+        name = self._fresh_name()
         most = self._blocks_for(len(tokens)) * len(self.spec.groups)
         cached = self._attempt(lambda: self.manager.begin(name, tokens, namespace), most)
         if cached is not None:
             self.held[name] = Expected(namespace, tokens.copy())
             self._admit(name, cached)
+            self.prompts.append(tokens)
 
-    @rule(data=st.data(), tokens=TOKENS, speculative=st.booleans())
+    @some("running")
+    @rule(data=st.data(), tokens=TOKENS | FEW_TOKENS, speculative=st.booleans())
     def extend(self, data: st.DataObject, tokens: list[int], speculative: bool) -> None:
-        name = self._pick(data, "running")
-        if name is None:
-            return
-        length = len(self.held[name].tokens)
-        grow = self._blocks_for(length + len(tokens)) - self._blocks_for(length)
-        holders = Counter(block for table in self._tables() for block in table)
-        partial = bool(tokens) and length % self.spec.block_size != 0
-        tails = [self.manager.block_table(name, group)[-1] for group in self._groups()] if partial else []
-        need = grow * len(self.spec.groups) + sum(holders[block] > 1 for block in tails)
-        if self._attempt(lambda: self.manager.extend(name, tokens, speculative) or 0, need, exact=True) is not None:
-            self.held[name].tokens += tokens
+        self._extend(self._pick(data, "running"), tokens, speculative)
 
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
+    @some("running")
+    @rule(data=st.data(), tokens=st.just([]) | FEW_TOKENS)
+    def truncate_and_continue(self, data: st.DataObject, tokens: list[int]) -> None:
         name = self._pick(data, "running")
-        if name is None:
-            return
-        expected = self.held[name]
-        length = data.draw(st.integers(0, len(expected.tokens)))
+        length = data.draw(st.integers(0, len(self.held[name].tokens)))
         if not all(self._resident(name, group, length) for group in self._groups()):
-            length = len(expected.tokens)
+            with pytest.raises(InvalidRequest):
+                self.manager.truncate(name, length)
+            return
         self.manager.truncate(name, length)
+        expected = self.held[name]
         del expected.tokens[length:], expected.codes[length:]
         expected.committed = min(expected.committed, length)
+        self._extend(name, tokens, speculative=False)
 
-    @rule(data=st.data(), child=st.sampled_from(NAMES))
-    def fork(self, data: st.DataObject, child: str) -> None:
-        parent = self._pick(data, "running")
-        if parent is None or child in self.held:
-            return
+    @room()
+    @some("running")
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent, child = self._pick(data, "running"), self._fresh_name()
         self.manager.fork(parent, child)
         self.held[child] = copy.deepcopy(self.held[parent])
 
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         name = self._pick(data)
-        if name is not None:
-            self.manager.free(name)
-            del self.held[name]
+        self.prompts.append(self.held[name].tokens)
+        self.manager.free(name)
+        del self.held[name]
 
+    @some("running")
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         name = self._pick(data, "running")
-        if name is not None:
-            self.manager.preempt(name)
-            expected = self.held[name]
-            expected.place, expected.committed, expected.codes, expected.tainted = "preempted", 0, [], False
+        self.manager.preempt(name)
+        expected = self.held[name]
+        expected.place, expected.committed, expected.codes, expected.tainted = "preempted", 0, [], False
 
+    @some("preempted")
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         name = self._pick(data, "preempted")
-        if name is None:
-            return
         most = self._blocks_for(len(self.held[name].tokens)) * len(self.spec.groups)
         cached = self._attempt(lambda: self.manager.resume(name), most)
         if cached is not None:
             self.held[name].place = "running"
             self._admit(name, cached)
 
+    @precondition(lambda self: self.spec.host_blocks)
+    @some("running")
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
         name = self._pick(data, "running")
-        if name is None:
-            return
         before = snapshot(self.manager)
         try:
             self.manager.swap_out(name)
@@ -155,18 +169,19 @@ class ManagerMachine(RuleBasedStateMachine):
         else:
             self.held[name].place = "swapped"
 
+    @some("swapped")
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
         name = self._pick(data, "swapped")
-        if name is None:
-            return
         need = len(self.manager.sequences[name].blocks())
         if self._attempt(lambda: self.manager.swap_in(name) or 0, need, exact=True) is not None:
             self.held[name].place = "running"
 
-    @precondition(lambda self: not self._uncommitted_is_shared())
-    @rule()
-    def reset(self) -> None:
+    @precondition(lambda self: self.cached_prefixes and not self._uncommitted_is_shared())
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def reset(self, really: bool) -> None:
+        if not really:
+            return
         self.manager.reset()
         self.epoch += 1
         self.cached_prefixes.clear()
@@ -176,23 +191,35 @@ class ManagerMachine(RuleBasedStateMachine):
 
     # -- the rest of an engine's step --------------------------------------------------------------------------------
 
+    @some("running")
+    @rule()
+    def whole_step(self) -> None:
+        """Everything that waits is computed and accepted."""
+        targets = {name: len(self.held[name].tokens) for name in self._named("running")}
+        self._run(targets, targets)
+
+    @some("running")
     @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        self._copy_blocks()
-        targets = {}
+    def partial_step(self, data: st.DataObject) -> None:
+        """Some prompts are computed in chunks, some drafts are not accepted."""
+        targets, accepted = {}, {}
         for name in self._named("running"):
             expected = self.held[name]
-            waiting = len(expected.tokens) - expected.committed
-            targets[name] = expected.committed + data.draw(st.integers(0, waiting) | st.just(waiting))
+            targets[name] = data.draw(st.integers(expected.committed, len(expected.tokens)))
+            accepted[name] = data.draw(st.integers(expected.committed, targets[name]))
+        self._run(targets, accepted)
+
+    def _run(self, targets: dict[str, int], accepted: dict[str, int]) -> None:
+        """Copies, all writes, all reads, commits."""
+        self._copy_blocks()
         for name, target in targets.items():
             self._write(name, target)
         for name, target in targets.items():
             for group in self._groups():
                 for query in range(self.held[name].committed, target + 1):
                     self._read(name, group, query, target)
-        for name, target in targets.items():
-            accepted = data.draw(st.integers(self.held[name].committed, target) | st.just(target))
-            self._commit(name, accepted)
+        for name, length in accepted.items():
+            self._commit(name, length)
 
     def _copy_blocks(self) -> None:
         size = self.spec.block_size
@@ -258,7 +285,17 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.reset()
         assert not self.manager.prefixes.buckets and not self.manager.pool.idle
 
-    # -- arithmetic --------------------------------------------------------------------------------------------------
+    # -- judging calls -----------------------------------------------------------------------------------------------
+
+    def _extend(self, name: str, tokens: list[int], speculative: bool) -> None:
+        length = len(self.held[name].tokens)
+        grow = self._blocks_for(length + len(tokens)) - self._blocks_for(length)
+        holders = Counter(block for table in self._tables() for block in table)
+        partial = bool(tokens) and length % self.spec.block_size != 0
+        tails = [self.manager.block_table(name, group)[-1] for group in self._groups()] if partial else []
+        need = grow * len(self.spec.groups) + sum(holders[block] > 1 for block in tails)
+        if self._attempt(lambda: self.manager.extend(name, tokens, speculative) or 0, need, exact=True) is not None:
+            self.held[name].tokens += tokens
 
     def _attempt(self, call: Any, need: int, exact: bool = False) -> int | None:
         """Make a call that may run out of blocks; judge whether it was right to."""
@@ -287,6 +324,8 @@ class ManagerMachine(RuleBasedStateMachine):
         for position in range(cached):
             expected.codes.append(self._code(expected, position))
         expected.committed = cached
+
+    # -- arithmetic --------------------------------------------------------------------------------------------------
 
     def _code(self, expected: Expected, position: int) -> int:
         parent = expected.codes[position - 1] if position else expected.namespace
@@ -328,9 +367,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def _named(self, place: str | None = None) -> list[str]:
         return [name for name, expected in self.held.items() if place in (None, expected.place)]
 
-    def _pick(self, data: st.DataObject, place: str | None = None) -> str | None:
-        names = self._named(place)
-        return data.draw(st.sampled_from(names)) if names else None
+    def _pick(self, data: st.DataObject, place: str | None = None) -> str:
+        return data.draw(st.sampled_from(self._named(place)))
+
+    def _fresh_name(self) -> str:
+        self.begun += 1
+        return f"s{self.begun}"
 
 
 def snapshot(manager: ReferenceManager) -> object:
@@ -343,7 +385,10 @@ def snapshot(manager: ReferenceManager) -> object:
         manager.host.unused.copy(),
         {block: (prefix.key, group) for block, (prefix, group) in manager.prefixes.places.items()},
         sum(len(bucket) for bucket in manager.prefixes.buckets.values()),
-        {name: (s.tokens.copy(), copy.copy(s.tables), s.committed, s.place) for name, s in manager.sequences.items()},
+        {
+            name: (s.tokens.copy(), copy.deepcopy(s.tables), s.committed, s.place)
+            for name, s in manager.sequences.items()
+        },
         manager.copies.copy(),
         manager.stats(),
     )
@@ -351,6 +396,5 @@ def snapshot(manager: ReferenceManager) -> object:
 
 TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-TestManagerMachine = pytest.mark.filterwarnings("error")(TestManagerMachine)
