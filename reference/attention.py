@@ -145,11 +145,13 @@ def _attend_rows(
     """The core that both entry points share: row by row, and within a row in pieces of queries."""
     num_tokens, num_q_heads, _ = q.shape
     check_options(options, num_q_heads)
-    unseen = torch.full((num_q_heads,), -torch.inf) if options.sinks is None else torch.tensor(options.sinks)
+    unseen = _per_head(options.sinks or [-torch.inf] * num_q_heads, q.device)
     out = torch.zeros(num_tokens, num_q_heads, value_dim, dtype=dtype, device=q.device)
     lse = unseen.to(out).repeat(num_tokens, 1)
     for row, (k, v, first) in enumerate(rows):
         begin, end = starts[row], starts[row + 1]
+        if len(k) == 0:
+            continue
         k, v = k.to(dtype), v.to(dtype)
         position_of_token_0 = first + len(k) - end
         for piece in range(begin, end, QUERIES_AT_A_TIME):
@@ -169,26 +171,31 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, options: Attentio
     """
     q_len, num_q_heads, head_dim = q.shape
     num_keys, num_kv_heads, _ = k.shape
-    if num_q_heads % num_kv_heads:
+    ratio, left = divmod(num_q_heads, num_kv_heads)
+    if left:
         raise InvalidRequest(f"{num_q_heads} query heads cannot share {num_kv_heads} K/V heads evenly")
     visible = _visible(distance, options)
     v = v.masked_fill(~visible.any(0)[:, None, None], 0)  # weight 0 times NaN would be NaN
 
     # Indices below: q query, j key, h K/V head, g query head of its group, d element.
     scale = head_dim**-0.5 if options.scale is None else options.scale
-    groups = (q * scale).view(q_len, num_kv_heads, -1, head_dim)
-    scores = torch.einsum("qhgd,jhd->qhgj", groups, k).reshape(q_len, num_q_heads, num_keys)
+    groups = (q * scale).view(q_len, num_kv_heads, ratio, head_dim)
+    scores = torch.einsum("qhgd,jhd->qhgj", groups, k).flatten(1, 2)
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.alibi_slopes is not None:
-        slopes = torch.tensor(options.alibi_slopes, dtype=torch.float64, device=q.device)
+        slopes = _per_head(options.alibi_slopes, q.device)
         scores = scores + (slopes[:, None] * distance[:, None, :]).to(scores)
     scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
 
-    sinks = None if options.sinks is None else torch.tensor(options.sinks).to(scores).expand(q_len, -1)
+    sinks = None if options.sinks is None else _per_head(options.sinks, q.device).to(scores).expand(q_len, -1)
     weights, lse = _softmax(scores, sinks)
-    groups = weights.view(q_len, num_kv_heads, -1, num_keys)
-    return torch.einsum("qhgj,jhd->qhgd", groups, v).reshape(q_len, num_q_heads, -1), lse
+    groups = weights.view(q_len, num_kv_heads, ratio, num_keys)
+    return torch.einsum("qhgj,jhd->qhgd", groups, v).flatten(1, 2), lse
+
+
+def _per_head(numbers: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def _visible(distance: Tensor, options: AttentionOptions) -> Tensor:
@@ -202,10 +209,8 @@ def _visible(distance: Tensor, options: AttentionOptions) -> Tensor:
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights [..., n] and log-sum-exp [...] of scores [..., n], with a logit more in the sum: sinks [...]."""
+    """Weights [..., n] and log-sum-exp [...] of scores [..., n], n > 0, with a logit more in the sum: sinks [...]."""
     logits = scores if sinks is None else torch.cat([scores, sinks[..., None]], dim=-1)
-    if logits.shape[-1] == 0:
-        return scores, torch.full_like(logits.sum(-1), -torch.inf)
     largest = logits.amax(-1, keepdim=True)
     largest = largest.masked_fill(largest == -torch.inf, 0)  # nothing visible: exp(-inf - 0) = 0
     total = torch.exp(logits - largest).sum(-1, keepdim=True)

@@ -117,18 +117,18 @@ def operations_with_cache(prompt: int, steps: int) -> Operations:
 
 
 def _generate(model: TinyDecoder, prompt: Sequence[int], steps: int, keep: bool) -> Generation:
-    tokens, outputs, operations = list(prompt), [], Operations(0, 0)
+    tokens, operations = list(prompt), Operations(0, 0)
+    outputs = model.embedding.new_empty(steps, model.embedding.shape[1])
     cache = _empty(model)
-    for _ in range(steps):
+    for step in range(steps):
         if not keep:
             cache = _empty(model)
         cached = len(cache[0][0])
         states, cache = _forward(model, tokens[cached:], cache)
         operations += _count(cached, len(tokens))
-        outputs.append(states[-1])
+        outputs[step] = states[-1]
         tokens.append(int((model.embedding @ states[-1]).argmax()))
-    width = model.embedding.shape[1]
-    return Generation(tuple(tokens[len(prompt) :]), torch.cat(outputs).view(steps, width), operations)
+    return Generation(tuple(tokens[len(prompt) :]), outputs, operations)
 
 
 def _empty(model: TinyDecoder) -> Cache:

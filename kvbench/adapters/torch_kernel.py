@@ -40,7 +40,10 @@ STORAGES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class TorchCache:
-    """K and V of each layer, one row a slot: [num_blocks * block_size, num_kv_heads, dim]."""
+    """K and V of each layer, head by head: [num_kv_heads, num_blocks * block_size, dim].
+
+    Heads come first so that what is gathered is ready to be multiplied.
+    """
 
     spec: CacheSpec
     num_blocks: int
@@ -90,7 +93,7 @@ class TorchKernel:
         storage = getattr(torch, spec.precision.storage)
 
         def zeros(dim: int) -> tuple[Tensor, ...]:
-            shape = (num_blocks * spec.block_size, spec.num_kv_heads, dim)
+            shape = (spec.num_kv_heads, num_blocks * spec.block_size, dim)
             return tuple(torch.zeros(shape, dtype=storage, device=spec.device) for _ in range(spec.num_layers))
 
         return TorchCache(spec, num_blocks, zeros(spec.head_dim), zeros(spec.value_dim))
@@ -110,9 +113,9 @@ class TorchKernel:
         requests.check_copies(cache.num_blocks, pairs)
         block_size = cache.spec.block_size
         for sources, targets in _independent(pairs):
-            for rows in (*cache.keys, *cache.values):
-                blocks = rows.view(cache.num_blocks, block_size, *rows.shape[1:])
-                blocks[targets] = blocks[sources]
+            for layer in (*cache.keys, *cache.values):
+                blocks = layer.view(-1, cache.num_blocks, block_size, layer.shape[-1])
+                blocks[:, targets] = blocks[:, sources]
 
     def plan(self, cache: TorchCache, batch: Batch) -> Callable[[], AttentionResult]:
         """Checks the batch and finds its slots once."""
@@ -131,8 +134,8 @@ def _write(cache: TorchCache, k: Tensor, v: Tensor, slot_mapping: Tensor, layer:
     if not written.all():
         slot_mapping, k, v = slot_mapping[written], k[written], v[written]
     keys, values = cache.keys[layer], cache.values[layer]
-    keys.index_copy_(0, slot_mapping, k.to(keys.dtype))
-    values.index_copy_(0, slot_mapping, v.to(values.dtype))
+    keys.index_copy_(1, slot_mapping, k.transpose(0, 1).to(keys.dtype))
+    values.index_copy_(1, slot_mapping, v.transpose(0, 1).to(values.dtype))
 
 
 def _independent(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
@@ -200,7 +203,7 @@ def _group(cache: TorchCache, batch: Batch, rows: list[int], firsts: list[int], 
 class Softmax:
     """The running softmax of R x Q queries, float32, changed in place.
 
-    m, l: [R, num_kv_heads, G, Q, 1]; a: [R, num_kv_heads, G, Q, head_dim_v], G query heads to a K/V head.
+    m, l: [num_kv_heads, R, G, Q, 1]; a: [num_kv_heads, R, G, Q, head_dim_v], G query heads to a K/V head.
     """
 
     m: Tensor
@@ -212,7 +215,7 @@ class Softmax:
         return Softmax(self.m[:, :, :, queries], self.l[:, :, :, queries], self.a[:, :, :, queries])
 
     def add(self, scores: Tensor, v: Tensor) -> None:
-        """Take in scores [R, num_kv_heads, G, Q, C], overwriting them, and v [R, num_kv_heads, C, head_dim_v]."""
+        """Take in scores [num_kv_heads, R, G, Q, C], overwriting them, and v [num_kv_heads, R, C, head_dim_v]."""
         m = torch.maximum(self.m, scores.amax(-1, keepdim=True))
         finite = m.clamp_min(LOWEST)  # -inf where nothing was visible yet, and -inf - -inf would be NaN
         weights = scores.sub_(finite).exp_()
@@ -232,8 +235,8 @@ def _attend(cache: TorchCache, batch: Batch, groups: Sequence[Group]) -> Attenti
         state = _answer(cache, batch, group, unseen)
         tokens = group.tokens.flatten()
         found = state.a / state.l.clamp_min(torch.finfo(torch.float32).tiny)
-        out[tokens] = found.permute(0, 3, 1, 2, 4).reshape(len(tokens), spec.num_q_heads, -1).to(out.dtype)
-        lse[tokens] = (state.m + state.l.log()).permute(0, 3, 1, 2, 4).reshape(len(tokens), -1)
+        out[tokens] = found.permute(1, 3, 0, 2, 4).reshape(len(tokens), spec.num_q_heads, -1).to(out.dtype)
+        lse[tokens] = (state.m + state.l.log()).permute(1, 3, 0, 2, 4).reshape(len(tokens), -1)
     return AttentionResult(out, lse)
 
 
@@ -241,18 +244,19 @@ def _answer(cache: TorchCache, batch: Batch, group: Group, unseen: Tensor) -> So
     """The softmax of one group over all its pieces. unseen: [num_q_heads], where m starts."""
     spec, options = cache.spec, batch.options
     rows, q_len = group.tokens.shape
-    heads = (rows, spec.num_kv_heads, spec.num_q_heads // spec.num_kv_heads, q_len)
+    ratio = spec.num_q_heads // spec.num_kv_heads
+    shape = (spec.num_kv_heads, rows, ratio, q_len)
     scale = spec.head_dim**-0.5 if options.scale is None else options.scale
     q = batch.q[group.tokens.flatten()].float().mul_(scale)
-    q = q.view(rows, q_len, *heads[1:3], spec.head_dim).permute(0, 2, 3, 1, 4)
+    q = q.view(rows, q_len, spec.num_kv_heads, ratio, spec.head_dim).permute(2, 0, 3, 1, 4)
     state = Softmax(
-        m=unseen.to(q).view(1, *heads[1:3], 1, 1).expand(*heads, 1).clone(),
-        l=q.new_full((*heads, 1), 0.0 if options.sinks is None else 1.0),
-        a=q.new_zeros(*heads, spec.value_dim),
+        m=unseen.to(q).view(-1, 1, ratio, 1, 1).expand(*shape, 1).clone(),
+        l=q.new_full((*shape, 1), 0.0 if options.sinks is None else 1.0),
+        a=q.new_zeros(*shape, spec.value_dim),
     )
     for piece in group.pieces:
-        k = _gather(cache.keys[batch.layer], piece).permute(0, 2, 3, 1)
-        v = _gather(cache.values[batch.layer], piece).transpose(1, 2)
+        k = _gather(cache.keys[batch.layer], piece).transpose(2, 3)
+        v = _gather(cache.values[batch.layer], piece)
         for begin in range(0, q_len, QUERIES_AT_A_TIME):
             queries = slice(begin, begin + QUERIES_AT_A_TIME)
             visible = _visible(group, piece, queries, options)
@@ -262,14 +266,14 @@ def _answer(cache: TorchCache, batch: Batch, group: Group, unseen: Tensor) -> So
             scores = (some.flatten(2, 3) @ k).view(*some.shape[:-1], -1)
             _modify(scores, group, piece, queries, options)
             if visible is not None:
-                scores.masked_fill_(~visible[:, None, None], -torch.inf)
+                scores.masked_fill_(~visible[:, None], -torch.inf)
             state.part(queries).add(scores, v)
     return state
 
 
-def _gather(rows: Tensor, piece: Piece) -> Tensor:
-    """Float32 K or V of a piece, [R, C, num_kv_heads, dim]."""
-    return rows.index_select(0, piece.slots).float().view(*piece.positions.shape, *rows.shape[1:])
+def _gather(layer: Tensor, piece: Piece) -> Tensor:
+    """Float32 K or V of a piece, [num_kv_heads, R, C, dim]."""
+    return layer.index_select(1, piece.slots).float().view(-1, *piece.positions.shape, layer.shape[-1])
 
 
 def _visible(group: Group, piece: Piece, queries: slice, options: AttentionOptions) -> Tensor | None:
@@ -284,13 +288,13 @@ def _visible(group: Group, piece: Piece, queries: slice, options: AttentionOptio
 
 
 def _modify(scores: Tensor, group: Group, piece: Piece, queries: slice, options: AttentionOptions) -> None:
-    """Softcap and ALiBi, in place. scores: [R, num_kv_heads, G, Q, C]."""
+    """Softcap and ALiBi, in place. scores: [num_kv_heads, R, G, Q, C]."""
     if options.softcap is not None:
         scores.div_(options.softcap).tanh_().mul_(options.softcap)
     if options.alibi_slopes is not None:
-        slopes = torch.tensor(options.alibi_slopes, device=scores.device).view(scores.shape[1], scores.shape[2], 1, 1)
+        slopes = torch.tensor(options.alibi_slopes, device=scores.device).view(-1, 1, scores.shape[2], 1, 1)
         distance = piece.positions[:, None, :] - group.positions[:, queries, None]
-        scores.add_(slopes * distance[:, None, None])
+        scores.add_(slopes * distance[:, None])
 
 
 __all__ = ["TorchCache", "TorchKernel"]
