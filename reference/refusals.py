@@ -12,7 +12,7 @@ from kvbench.interface import PoolSpec
 def check_tokens(tokens: Sequence[int]) -> list[int]:
     """`tokens` as a list that the caller cannot change any more. Raises `InvalidRequest`."""
     try:
-        checked = [operator.index(token) for token in tokens]
+        checked = list(map(operator.index, tokens))
     except TypeError as error:
         raise InvalidRequest(f"token ids must be a sequence of non-negative integers: {error}") from None
     if checked and min(checked) < 0:

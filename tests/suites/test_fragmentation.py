@@ -102,6 +102,12 @@ def test_slots_for_later_tokens_are_reserved_and_those_for_none_are_not():
     assert usage.taken - usage.held - usage.reserved == 4 * 5
 
 
+def test_the_rest_of_the_block_being_filled_is_not_called_reserved():
+    # Of 12 slots in blocks of 4, tokens 2, 3, 4 leave one in the second block for later; token 5 leaves none.
+    usage = serve(Slab(40, always=12, unit=4), requests((2, 3)), 8)
+    assert usage.reserved == 3
+
+
 def test_free_slots_that_a_waiting_request_cannot_have_are_external_fragmentation():
     # In step 1 the outer of three runs of 4 are free, 8 slots, and nobody gets 6 in one run until the middle one ends.
     usage = serve(Slab(12), requests((4, 0), (3, 1), (4, 0), (6, 0)), 8)

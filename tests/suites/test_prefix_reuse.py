@@ -30,10 +30,13 @@ def test_hits_are_counted_in_the_traces_own_tokens_whatever_the_block_size(block
     assert values["bytes_saved"] == 1024 * 131_072
 
 
-def test_blocks_that_running_requests_share_are_memory_saved():
-    # Tables of 3, then 3 + 4, then 3 + 4 + 2 blocks; two blocks are in both of the first two tables.
-    values = measured(TURNS, pool_shares=(1.0,), running=3)
-    assert values["memory_saved"] == pytest.approx(1 - (3 + 5 + 7) / (3 + 7 + 9))
+@pytest.mark.parametrize(
+    ("running", "distinct", "tables"),
+    [(3, 3 + 5 + 7, 3 + (3 + 4) + (3 + 4 + 2)), (2, 3 + 5 + 6, 3 + (3 + 4) + (4 + 2)), (1, 3 + 4 + 2, 3 + 4 + 2)],
+)
+def test_blocks_in_the_tables_of_several_running_requests_are_memory_saved(running, distinct, tables):
+    values = measured(TURNS, pool_shares=(1.0,), running=running)
+    assert values["memory_saved"] == pytest.approx(1 - distinct / tables)
 
 
 def test_a_pool_with_room_for_one_request_forgets_between_two_that_share():
