@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -449,8 +449,25 @@ def make_machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
 def hunt_for(
     subject: Subject, effort: Effort, kernel: CacheShape | None = None, misuse: bool = False, runs: int = 1
 ) -> Outcome:
-    """Generate scripts and judge them while they run; a failing one is shrunk. runs: how many runs an example is worth."""
-    return repeat(lambda seed, seconds: _hunt(subject, effort, seed, seconds, kernel, misuse, runs), effort)
+    """Generate scripts and judge them while they run; a failing one is shrunk.
+
+    runs: how many runs an example is worth.
+    """
+    with contextlib.nullcontext() if kernel is None else _one_thread():
+        return repeat(lambda seed, seconds: _hunt(subject, effort, seed, seconds, kernel, misuse, runs), effort)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiny steps cost ten times as much when torch's threads have to be woken for each of their operations."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _hunt(
