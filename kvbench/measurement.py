@@ -22,13 +22,19 @@ class Announce(Protocol):
 class Request:
     """What a measurement is asked: the trace (name or file), the model whose shapes are used, budget and seed.
 
-    None stands for the suite's own choice.
+    None stands for the suite's own choice. whole_trace: use all of the trace, however small the budget.
     """
 
     budget: Budget
     seed: int
     trace: str | None = None
     model: str | None = None
+    whole_trace: bool = False
+
+    @property
+    def requests(self) -> int | None:
+        """How many requests of the trace are used; None: all."""
+        return None if self.whole_trace else self.budget.requests
 
 
 @dataclass(frozen=True)

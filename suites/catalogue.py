@@ -3,9 +3,8 @@
 from kvbench.checks import Check
 from kvbench.measurement import Measurement
 from kvbench.suites import correctness, lifecycle, prefix
-from kvbench.suites.fragmentation import MEASUREMENT as FRAGMENTATION
-from kvbench.suites.prefix_reuse import MEASUREMENT as PREFIX_SHARING
 from kvbench.suites.throughput import MEASUREMENT as THROUGHPUT
+from kvbench.suites.traces import FRAGMENTATION, PREFIX_SHARING
 
 CHECKS: tuple[Check, ...] = (*correctness.CHECKS, *lifecycle.CHECKS, *prefix.CHECKS)
 MEASUREMENTS: tuple[Measurement, ...] = (FRAGMENTATION, PREFIX_SHARING, THROUGHPUT)

@@ -22,7 +22,9 @@ def run(parsed: Namespace, output: Output) -> int:
     if parsed.suite not in by_name:
         hint = closest(parsed.suite, by_name)
         raise UsageError(f"unknown measuring suite {parsed.suite!r}{hint}; use one of {', '.join(by_name)}")
-    request = Request(parse_budget(parsed.budget), parsed.seed, parsed.trace, parsed.model)
+    request = Request(
+        parse_budget(parsed.budget), parsed.seed, parsed.trace, parsed.model, whole_trace=parsed.trace is not None
+    )
     entries = open_entries(parsed.adapters, parse_config(parsed.config))
     with session(parsed) as running, output.progress() as announce:
         running.measure(by_name[parsed.suite].measure(entries, request, announce))
