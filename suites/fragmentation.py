@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvbench.interface import CacheManager, ManagerCapabilities, PoolSpec
+from kvbench.reference.contiguous import buddy, oracle, reserve_max
 from kvbench.suites.rows import Progress, Row, unwatched
 from kvbench.suites.serving import SlotPool, Usage, serve
 from kvbench.workloads import Trace
@@ -49,11 +50,14 @@ class Serving:
 
 @dataclass
 class ManagedPool:
-    """A `SlotPool` made of a cache manager."""
+    """A `SlotPool` made of a cache manager.
+
+    unit: the block size, or 1 for a manager that reserves ahead: there, blocks are only a way of counting slots.
+    """
 
     manager: CacheManager
     block_size: int
-    reserves: int | None = None  # slots that the manager takes for any sequence, where it is not paged
+    unit: int
     prompts: int = field(default=0, init=False)
 
     @property
@@ -66,18 +70,13 @@ class ManagedPool:
         """A block at a time."""
         return self.block_size
 
-    @property
-    def unit(self) -> int:
-        """A block; where all slots are reserved at once, blocks are only a way of counting them."""
-        return self.block_size if self.reserves is None else 1
-
     def free_slots(self) -> int:
         """Slots of the free blocks."""
         return self.manager.free_blocks * self.block_size
 
     def wanted(self, tokens: int, final: int) -> int:
-        """Slots of the blocks that hold `tokens` tokens, or what is always reserved."""
-        return -(-(self.reserves or tokens) // self.block_size) * self.block_size
+        """Slots of the blocks that hold `tokens` tokens; a manager that reserves ahead may want more."""
+        return -(-tokens // self.block_size) * self.block_size
 
     def admit(self, seq: str, tokens: int, final: int) -> None:
         """Begin a prompt that shares nothing, all of it computed in this step."""
@@ -88,6 +87,7 @@ class ManagedPool:
         """Extend; what came before is computed."""
         self.manager.commit(seq, tokens)
         self.manager.extend(seq, [0] * added)
+        self.manager.take_copies()
 
     def release(self, seq: str) -> None:
         """Free the sequence."""
@@ -106,7 +106,7 @@ def measure_fragmentation(
     serving: Serving = Serving(),
     progress: Progress = unwatched,
 ) -> Iterator[Row]:
-    """Rows of a manager: for each block size of `BLOCK_SIZES` that it supports, or once if it is not paged."""
+    """Rows of a manager: for each block size of `BLOCK_SIZES` that it supports, or for one if it reserves ahead."""
     sizes = declared.block_sizes.among(BLOCK_SIZES if declared.paged else (16,))
     for done, block_size in enumerate(sizes):
         spec = PoolSpec(
@@ -116,9 +116,18 @@ def measure_fragmentation(
             max_sequences=serving.max_sequences,
             max_length=serving.length_for(trace),
         )
-        pool = ManagedPool(new_manager(spec), block_size, None if declared.paged else spec.max_length)
-        what: Mapping[str, object] = {"block_size": block_size} if declared.paged else {"policy": "reserve-max"}
-        yield from _rows(pool, trace, serving, what, _Part(progress, done, len(sizes)))
+        pool = ManagedPool(new_manager(spec), block_size, block_size if declared.paged else 1)
+        yield from _rows(pool, trace, serving, {"block_size": block_size}, _Part(progress, done, len(sizes)))
+
+
+def contiguous_policies(trace: Trace, serving: Serving) -> dict[str, SlotPool]:
+    """Fresh pools of the contiguous baselines, by the name of their policy."""
+    slots = serving.pool_tokens
+    return {
+        "reserve-max": reserve_max(slots, serving.length_for(trace)),
+        "buddy": buddy(slots),
+        "oracle": oracle(slots),
+    }
 
 
 def measure_policies(
@@ -144,9 +153,11 @@ class _Part:
 def _rows(pool: SlotPool, trace: Trace, serving: Serving, what: Mapping[str, object], part: _Part) -> Iterator[Row]:
     text = f"{trace.name}, " + ", ".join(f"{name} {value}" for name, value in what.items())
     total = len(trace.requests)
+    max_length = serving.length_for(trace)
+    allowed = [request for request in trace.requests if request.final_tokens <= max_length]
     usage = serve(
         pool,
-        trace.requests,
+        allowed,
         serving.max_sequences,
         serving.step_seconds,
         lambda settled: part.tell(text, settled, total),
@@ -156,11 +167,12 @@ def _rows(pool: SlotPool, trace: Trace, serving: Serving, what: Mapping[str, obj
         "pool_tokens": pool.slots,
         "requests": total,
         "max_sequences": serving.max_sequences,
-        "max_length": serving.length_for(trace),
+        "max_length": max_length,
         "arrivals": "saturated" if serving.step_seconds is None else f"{serving.step_seconds} s a step",
     }
     for metric, value, unit in _metrics(usage):
         yield Row(metric, value, unit, params)
+    yield Row("refused_requests", usage.refused + total - len(allowed), "requests", params)
 
 
 def _metrics(usage: Usage) -> Iterator[tuple[str, float, str]]:
@@ -175,4 +187,3 @@ def _metrics(usage: Usage) -> Iterator[tuple[str, float, str]]:
         yield "running_sequences", usage.running / usage.steps, "sequences"
     yield "preemptions", usage.preemptions, "events"
     yield "recomputed_tokens", usage.recomputed, "tokens"
-    yield "refused_requests", usage.refused, "requests"

@@ -4,16 +4,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbench.adapters.contiguous import ContiguousAdapter, ContiguousManager
 from kvbench.errors import OutOfBlocks
 from kvbench.interface import ManagerCapabilities, PoolSpec, Sizes
+from kvbench.reference.contiguous import reserve_max
 from kvbench.reference.manager import ReferenceManager
-from kvbench.suites.fragmentation import ManagedPool, Serving, measure_fragmentation, measure_policies
+from kvbench.suites.fragmentation import (
+    ManagedPool,
+    Serving,
+    contiguous_policies,
+    measure_fragmentation,
+    measure_policies,
+)
 from kvbench.suites.serving import Usage, serve
 from kvbench.workloads import Request, Trace
 
 
 def paged(blocks, block_size):
-    return ManagedPool(ReferenceManager(PoolSpec(blocks, block_size, prefix_caching=False)), block_size)
+    return ManagedPool(ReferenceManager(PoolSpec(blocks, block_size, prefix_caching=False)), block_size, block_size)
 
 
 @dataclass
@@ -241,12 +249,44 @@ def test_smaller_blocks_waste_less():
     assert used[0] > used[-1]
 
 
-def test_reserving_the_longest_length_wastes_more_than_reserving_the_final_one():
-    trace = Trace("tiny", "made by hand", tuple(requests((10, 6), (30, 2), (5, 20))))
-    policies = {"reserve-max": Slab(256, always=64), "oracle": Slab(256)}
-    rows = measure_policies(policies, trace)
-    used = {row.params["policy"]: row.value for row in rows if row.metric == "effective_utilisation"}
-    assert used["reserve-max"] < used["oracle"] < 1
+TINY = Trace("tiny", "made by hand", tuple(requests((10, 6), (30, 2), (5, 20))))
+
+
+def by_policy(metric, **serving):
+    settings = Serving(pool_tokens=256, **serving)
+    rows = measure_policies(contiguous_policies(TINY, settings), TINY, settings)
+    return {row.params["policy"]: row.value for row in rows if row.metric == metric}
+
+
+def test_reserving_the_longest_length_wastes_most():
+    used = by_policy("effective_utilisation", max_length=64)
+    assert used["reserve-max"] < min(used["buddy"], used["oracle"])
+    assert max(used.values()) < 1
+
+
+def test_only_knowing_the_final_length_leaves_no_slot_for_ever_empty():
+    internal = by_policy("internal_fragmentation")
+    assert internal["oracle"] == 0
+    assert internal["reserve-max"] > internal["buddy"] > 0
+
+
+def test_reserve_max_holds_what_it_says():
+    # Steps 0 to 20; held: 10..16 in 7 steps, 30..32 in 3, 5..25 in 21; each of the three reserves 64 slots.
+    held = sum(range(10, 17)) + sum(range(30, 33)) + sum(range(5, 26))
+    used = by_policy("effective_utilisation", max_length=64)["reserve-max"]
+    assert used == pytest.approx(held / (64 * (7 + 3 + 21)))
+
+
+def test_a_manager_that_reserves_ahead_is_measured_as_its_policy_is():
+    serving = Serving(pool_tokens=256, max_length=64)
+    declared = ContiguousAdapter().capabilities.manager
+    made = measure_fragmentation(lambda spec: ContiguousManager(spec, "reserve-max"), declared, TINY, serving)
+    policy = measure_policies({"reserve-max": reserve_max(256, 64)}, TINY, serving)
+    assert [(row.metric, row.value) for row in made] == [(row.metric, row.value) for row in policy]
+
+
+def test_requests_longer_than_allowed_are_refused_and_counted():
+    assert by_policy("refused_requests", max_length=25)["oracle"] == 1
 
 
 def test_progress_ends_with_all_parts_done():
