@@ -179,3 +179,10 @@ def test_a_context_longer_than_its_table_is_refused():
 def test_options_without_meaning_are_refused(options):
     with pytest.raises(InvalidRequest):
         attend_dense(randn(1, 2, 4), [randn(1, 2, 4)], [randn(1, 2, 4)], [0, 1], options)
+
+
+def test_dense_rows_that_no_query_sees_may_hold_anything():
+    q, k, v = randn(2, 2, 4), randn(7, 1, 4, seed=1), randn(7, 1, 4, seed=2)
+    clean = attend_dense(q, [k], [v], [0, 2], AttentionOptions(window=3))
+    k[:3], v[:3] = torch.inf, torch.nan
+    assert torch.equal(attend_dense(q, [k], [v], [0, 2], AttentionOptions(window=3)).out, clean.out)
