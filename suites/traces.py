@@ -17,7 +17,7 @@ from kvbench.suites.rows import Row
 from kvbench.verification import Entry
 from kvbench.workloads import Trace, get_trace
 
-BASELINES = "contiguous-baselines"
+BASELINES = "baselines"
 """Name in records of the allocation policies of `kvbench.reference.contiguous`, which belong to no adapter."""
 
 TRACE = "trace"

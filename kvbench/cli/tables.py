@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -34,7 +35,7 @@ def print_verdicts(console: Console, records: Iterable[Record]) -> None:
     """Checks down, adapters across; the worst answer where a check is asked in several precisions."""
     checks = [record for record in records if record.check]
     adapters = list(dict.fromkeys(record.adapter for record in checks))
-    table = Table(title="Checks", title_justify="left", header_style="bold", pad_edge=False)
+    table = Table(title="Checks", title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("check", no_wrap=True)
     for adapter in adapters:
         table.add_column(escape(adapter), justify="center")
@@ -73,9 +74,8 @@ def print_findings(console: Console, findings: Sequence[Finding], out: str | Non
             console.print(f"   [dim]{escape(line)}[/dim]")
         if len(counterexample.story) > 12:
             console.print(f"   [dim]... {len(counterexample.story) - 12} more lines in the counterexample[/dim]")
-        console.print(
-            f"   [dim]failed {counterexample.reproduced} runs; the reference {escape(counterexample.on_reference)}[/dim]"
-        )
+        said = f"failed {counterexample.reproduced} repetitions; the reference {counterexample.on_reference}"
+        console.print(f"   [dim]{escape(said)}[/dim]")
         if out and record.counterexample:
             console.print(
                 f"   kvbench replay {escape(out)}/counterexamples/{escape(record.counterexample)}", soft_wrap=True
@@ -83,7 +83,7 @@ def print_findings(console: Console, findings: Sequence[Finding], out: str | Non
 
 
 def print_measurements(console: Console, records: Iterable[Record]) -> None:
-    """One table a suite and workload: metrics and parameters down, adapters across."""
+    """One table a suite and workload: adapters and what was varied down, metrics across."""
     measured = [record for record in records if record.metric]
     for suite, workload in dict.fromkeys((record.suite, record.workload) for record in measured):
         chosen = [record for record in measured if (record.suite, record.workload) == (suite, workload)]
@@ -91,20 +91,58 @@ def print_measurements(console: Console, records: Iterable[Record]) -> None:
 
 
 def _print_measured(console: Console, title: str, records: Sequence[Record]) -> None:
-    columns = list(dict.fromkeys(column(record) for record in records))
-    table = Table(title=escape(title), title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column("metric", no_wrap=True)
-    table.add_column("for")
-    for name in columns:
-        table.add_column(escape(name), justify="right")
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    varied = _varied(records)
+    metrics = list(dict.fromkeys(str(record.metric) for record in records))
+    table = Table(title=escape(title), title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for name in ("adapter", *varied):
+        table.add_column(escape(name.replace("_", " ")), no_wrap=name == "adapter")
+    for metric in metrics:
+        heading = " ".join(word for word in metric.split("_") if word not in title)
+        table.add_column(escape(heading), justify="right", min_width=max(map(len, heading.split())))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
     for record in records:
-        params = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in record.params.items() if key != "seed")
-        rows.setdefault((str(record.metric), params), {})[column(record)] = format_value(record.value, record.unit)
-    for (metric, params), cells in rows.items():
-        table.add_row(escape(metric), escape(params), *(escape(cells.get(name, "")) for name in columns))
+        key = (column(record), *(_told(record.params.get(name, "")) for name in varied))
+        # A metric that names its unit ("refused requests") needs no unit in every cell.
+        named = record.unit != "ratio" and (str(record.metric).endswith(record.unit) or record.unit == "events")
+        unit = "" if named else record.unit
+        rows.setdefault(key, {})[str(record.metric)] = format_value(record.value, unit)
+    for key, cells in rows.items():
+        table.add_row(*(escape(part) for part in key), *(escape(cells.get(metric, "")) for metric in metrics))
     console.print()
     console.print(table)
+    if same := _constant(records, varied):
+        console.print(f"[dim]{escape(same)}[/dim]")
+    for record in records:
+        if record.verdict == "skip" or (record.metric == "relative_speed" and record.reason):
+            baseline = record.params.get("baseline")
+            against = f" than {baseline}" if baseline and "difference" not in record.reason else ""
+            console.print(f"[dim]{escape(column(record))}: {escape(record.reason)}{escape(against)}[/dim]")
+
+
+def _told(value: object) -> str:
+    """A parameter's value; large numbers with separators."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _varied(records: Sequence[Record]) -> list[str]:
+    """Parameters that take several values for the same metric of the same adapter: what a table has rows for."""
+    seen: dict[tuple[str, str, str], set[str]] = {}
+    for record in records:
+        for name, value in record.params.items():
+            seen.setdefault((column(record), str(record.metric), name), set()).add(_told(value))
+    return list(dict.fromkeys(name for (_, _, name), values in seen.items() if len(values) > 1))
+
+
+def _constant(records: Sequence[Record], varied: Sequence[str]) -> str:
+    """Parameters with one value throughout, in words."""
+    values: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in record.params.items():
+            values.setdefault(name, set()).add(_told(value))
+    kept = {name: found for name, found in values.items() if len(found) == 1 and name not in varied}
+    return ", ".join(f"{name.replace('_', ' ')} {next(iter(found))}" for name, found in kept.items())
 
 
 def print_closing(console: Console, running: Session) -> None:
