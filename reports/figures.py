@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kvbench.reports.charts import Bar, Dot, Line, Rule, dots, lines, stacked_bars
-from kvbench.reports.frames import Frames, in_words, plain
+from kvbench.reports.frames import Frames, each_row, in_words, plain
 from kvbench.units import format_bytes, format_count, format_value
 
 SHARES = (
@@ -63,7 +63,7 @@ def measured(frames: Frames, *metrics: str) -> list[Any]:
     """Rows of these metrics (of all, if none is named) that have a finite value."""
     return [
         row
-        for row in frames.measurements.itertuples(index=False)
+        for row in each_row(frames.measurements)
         if (not metrics or row.metric in metrics) and row.value is not None and math.isfinite(row.value)
     ]
 
@@ -184,7 +184,7 @@ def speed_panels(frames: Frames) -> list[Panel]:
     order = list(SPEED)
     groups = _grouped(speed_rows(frames), lambda row: (row.machine, row.workload, row.metric))
     placed = sorted(groups, key=lambda key: order.index(key[2]) if key[2] in SPEED else len(order))
-    machines = {row.machine for row in frames.measurements.itertuples(index=False)}
+    machines = {row.machine for row in each_row(frames.measurements)}
     return [_speed_panel(frames, key, groups[key], name_machine=len(machines) > 1) for key in placed]
 
 
@@ -270,7 +270,7 @@ def untimed(frames: Frames) -> list[str]:
     return list(
         dict.fromkeys(
             f"{row.label}, {row.metric.replace('_', ' ')}{', ' + row.workload if row.workload else ''}: {row.reason}"
-            for row in frames.measurements.itertuples(index=False)
+            for row in each_row(frames.measurements)
             if row.verdict == "skip"
         )
     )
@@ -306,7 +306,7 @@ def growth_panel(frames: Frames) -> Panel | None:
 def measurement_table(frames: Frames, rows: Sequence[Any], caption: str) -> Table:
     """Any measurements as text."""
     columns = ("adapter", "metric", "workload", "for", "value", "interval")
-    several = len({row.machine for row in frames.measurements.itertuples(index=False)}) > 1
+    several = len({row.machine for row in each_row(frames.measurements)}) > 1
     made = []
     for row in rows:
         cells: list[tuple[str, float | None]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,11 @@ def load(folders: Sequence[Path]) -> Frames:
         pd.DataFrame(checks, columns=CHECK_COLUMNS, dtype=object),
         pd.DataFrame(measurements, columns=MEASUREMENT_COLUMNS, dtype=object),
     )
+
+
+def each_row(frame: pd.DataFrame) -> Iterator[Any]:
+    """The rows of a frame, with its columns as attributes."""
+    yield from frame.itertuples(index=False)
 
 
 def _latest(records: Iterable[Record]) -> list[Record]:

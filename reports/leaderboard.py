@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvbench.reports.frames import Frames, Source, load
+from kvbench.reports.frames import Frames, Source, each_row, load
 from kvbench.reports.page import write_page, write_report
 from kvbench.reports.summary import Figure, Glance, GlanceRow, decode_speed, glance
 from kvbench.reports.verdicts import standings
@@ -104,7 +104,7 @@ def _folders_with_findings(frames: Frames) -> dict[tuple[str, str], list[str]]:
     """Names of the folders in which an adapter's version fails a check."""
     found: dict[tuple[str, str], list[str]] = {}
     failed = frames.checks[frames.checks["verdict"] == "fail"]
-    for row in failed.drop_duplicates(["folder", "adapter", "version"]).itertuples(index=False):
+    for row in each_row(failed.drop_duplicates(["folder", "adapter", "version"])):
         found.setdefault((row.adapter, row.version), []).append(frames.sources[row.folder].name)
     return found
 
@@ -112,7 +112,7 @@ def _folders_with_findings(frames: Frames) -> dict[tuple[str, str], list[str]]:
 def _identity(frames: Frames, who: str) -> tuple[str, str]:
     """Adapter and version of a name."""
     for frame in (frames.checks, frames.measurements):
-        for row in frame[frame["who"] == who].itertuples(index=False):
+        for row in each_row(frame[frame["who"] == who]):
             return (row.adapter, row.version)
     return (who, "")
 

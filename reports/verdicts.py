@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench.counterexample import Counterexample
 from kvbench.reports.block_timeline import TimelineFigure, draw_timeline
-from kvbench.reports.frames import Frames, is_plain_name
+from kvbench.reports.frames import Frames, each_row, is_plain_name
 
 State = Literal["clean", "findings", "unjudged", "unchecked"]
 
@@ -61,7 +61,7 @@ class Standing:
 def standings(frames: Frames) -> list[Standing]:
     """The adapters in the order of their records, without what only serves to compare with."""
     checked = {who: _standing(who, rows) for who, rows in _by(frames, "who").items()}
-    for row in _rows(frames.measurements):
+    for row in each_row(frames.measurements):
         if row.who not in checked and row.adapter not in _measured_beside(frames):
             checked[row.who] = Standing(row.who, row.version)
     return list(checked.values())
@@ -71,25 +71,21 @@ def _measured_beside(frames: Frames) -> set[str]:
     """What is measured but is no contestant: baselines, and what has only figures of the machine or the trace."""
     own: dict[str, bool] = defaultdict(bool)
     baselines = set()
-    for row in _rows(frames.measurements):
+    for row in each_row(frames.measurements):
         own[row.adapter] |= not (row.metric.startswith("ideal_") or row.metric in OF_NO_ADAPTER)
         if "baseline" in row.params:
             baselines.add(str(row.params["baseline"]))
-    contestants = {row.adapter for row in _rows(frames.measurements) if "baseline" in row.params}
+    contestants = {row.adapter for row in each_row(frames.measurements) if "baseline" in row.params}
     return (baselines - contestants) | {adapter for adapter, counts in own.items() if not counts}
 
 
 OF_NO_ADAPTER = frozenset({"memory_bandwidth", "prompt_tokens", "distinct_tokens"})
 
 
-def _rows(frame: Any) -> Iterator[Any]:
-    yield from frame.itertuples(index=False)
-
-
 def _by(frames: Frames, *columns: str) -> dict[Any, list[Any]]:
     """Rows of checks by one column, or by several as a tuple, in order."""
     groups: dict[Any, list[Any]] = defaultdict(list)
-    for row in _rows(frames.checks):
+    for row in each_row(frames.checks):
         key = tuple(getattr(row, column) for column in columns)
         groups[key if len(columns) > 1 else key[0]].append(row)
     return groups
@@ -231,7 +227,7 @@ def _cell(rows: Sequence[Any], anchor: str) -> Cell:
 def skipped(frames: Frames) -> list[Skipped]:
     """Every check that was not asked, by adapter and reason."""
     groups: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-    for row in _rows(frames.checks):
+    for row in each_row(frames.checks):
         if row.verdict == "skip":
             name = f"{row.check} ({row.config})" if row.config else row.check
             groups[row.who, row.reason or "no reason was recorded"][name] = None
