@@ -90,33 +90,56 @@ def print_measurements(console: Console, records: Iterable[Record]) -> None:
         _print_measured(console, f"{suite}: {workload}" if workload else suite, chosen)
 
 
+COUNTS = frozenset({"events", "tokens", "requests", "sequences"})
+"""Units of metrics that explain the others; on a narrow terminal their columns are left to --json and the page."""
+
+
 def _print_measured(console: Console, title: str, records: Sequence[Record]) -> None:
     varied = _varied(records)
-    metrics = list(dict.fromkeys(str(record.metric) for record in records))
-    table = Table(title=escape(title), title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
-    for name in ("adapter", *varied):
-        table.add_column(escape(name.replace("_", " ")), no_wrap=name == "adapter")
-    for metric in metrics:
-        heading = " ".join(word for word in metric.split("_") if word not in title)
-        table.add_column(escape(heading), justify="right", min_width=max(map(len, heading.split())))
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for record in records:
-        key = (column(record), *(_told(record.params.get(name, "")) for name in varied))
         # A metric that names its unit ("refused requests") needs no unit in every cell.
-        named = record.unit != "ratio" and (str(record.metric).endswith(record.unit) or record.unit == "events")
-        unit = "" if named else record.unit
-        rows.setdefault(key, {})[str(record.metric)] = format_value(record.value, unit)
-    for key, cells in rows.items():
-        table.add_row(*(escape(part) for part in key), *(escape(cells.get(metric, "")) for metric in metrics))
+        named = record.unit in COUNTS and (str(record.metric).endswith(record.unit) or record.unit == "events")
+        cells = rows.setdefault(_row_label(record, varied), {})
+        cells[str(record.metric)] = format_value(record.value, "" if named else record.unit)
+    label_width = max(map(len, rows))
+    headings = _fitting_headings(records, title, console.width - label_width - 4)
+    table = Table(title=escape(title), title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True, min_width=label_width)
+    for heading in headings.values():
+        table.add_column(escape(heading), justify="right")
+    for label, cells in rows.items():
+        table.add_row(escape(label), *(escape(cells.get(metric, "")) for metric in headings))
     console.print()
     console.print(table)
     if same := _constant(records, varied):
         console.print(f"[dim]{escape(same)}[/dim]")
+    _print_reasons(console, records)
+
+
+def _print_reasons(console: Console, records: Sequence[Record]) -> None:
+    """What was not measured and why, and the verdicts of comparisons."""
     for record in records:
         if record.verdict == "skip" or (record.metric == "relative_speed" and record.reason):
             baseline = record.params.get("baseline")
-            against = f" than {baseline}" if baseline and "difference" not in record.reason else ""
+            against = f" (beside {baseline})" if baseline else ""
             console.print(f"[dim]{escape(column(record))}: {escape(record.reason)}{escape(against)}[/dim]")
+
+
+def _row_label(record: Record, varied: Sequence[str]) -> str:
+    """Adapter, and the value of what was varied: "reference, block size 16"."""
+    told = [f"{name.replace('_', ' ')} {_told(record.params[name])}" for name in varied if name in record.params]
+    return ", ".join([column(record), *told])
+
+
+def _fitting_headings(records: Sequence[Record], title: str, width: int) -> dict[str, str]:
+    """Metrics and their headings, without the words that the title says; counts only if there is room for them."""
+    units = {str(record.metric): record.unit for record in records}
+    headings = {metric: " ".join(word for word in metric.split("_") if word not in title) for metric in units}
+    needed = sum(max(8, *map(len, heading.split())) + 2 for heading in headings.values())
+    if needed <= width:
+        return headings
+    return {metric: heading for metric, heading in headings.items() if units[metric] not in COUNTS} or headings
 
 
 def _told(value: object) -> str:
