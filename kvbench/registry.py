@@ -332,8 +332,8 @@ def check_kernel(spec: str, kernel: object, operations: frozenset[Any]) -> None:
 
 
 def _require_methods(spec: str, half: str, made: object, base: type, extras: list[type | None]) -> None:
-    for protocol in (base, *extras):
-        for name in [] if protocol is None else _members(protocol):
+    for protocol in (base, *(extra for extra in extras if extra is not None)):
+        for name in _members(protocol):
             # Looked up on the class, so that a property is not evaluated.
             if not hasattr(type(made), name) and name not in getattr(made, "__dict__", {}):
                 raise AdapterError(f"adapter {spec}: its {half} has no {name!r}, which {protocol.__name__} needs")

@@ -55,7 +55,8 @@ class GuardedManager:
         self.unguarded: Any = manager
 
     def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
-        return _guard("begin", self.unguarded.begin, seq, tokens, namespace)
+        result: int = _guard("begin", self.unguarded.begin, seq, tokens, namespace)
+        return result
 
     def extend(self, seq: str, tokens: Sequence[int], speculative: bool = False) -> None:
         _guard("extend", self.unguarded.extend, seq, tokens, speculative)
@@ -117,19 +118,22 @@ class GuardedKernel:
         return _guard("create", self.unguarded.create, spec, num_blocks, own)
 
     def forward(self, cache: Any, batch: Batch) -> AttentionResult:
-        return _guard("forward", self.unguarded.forward, cache, batch)
+        result: AttentionResult = _guard("forward", self.unguarded.forward, cache, batch)
+        return result
 
     def write(self, cache: Any, k: Any, v: Any, slot_mapping: Any, layer: int = 0) -> None:
         _guard("write", self.unguarded.write, cache, k, v, slot_mapping, layer)
 
     def attend(self, cache: Any, batch: Batch) -> AttentionResult:
-        return _guard("attend", self.unguarded.attend, cache, batch)
+        result: AttentionResult = _guard("attend", self.unguarded.attend, cache, batch)
+        return result
 
     def copy_blocks(self, cache: Any, pairs: Sequence[tuple[int, int]]) -> None:
         _guard("copy_blocks", self.unguarded.copy_blocks, cache, pairs)
 
     def plan(self, cache: Any, batch: Batch) -> Callable[[], AttentionResult]:
-        return _guard("plan", self.unguarded.plan, cache, batch)
+        result: Callable[[], AttentionResult] = _guard("plan", self.unguarded.plan, cache, batch)
+        return result
 
 
 @dataclass(frozen=True)

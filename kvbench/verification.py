@@ -17,7 +17,7 @@ from kvbench.errors import InputError, KvbenchError, UsageError
 from kvbench.interface import PoolSpec
 from kvbench.names import closest
 from kvbench.registry import check_kernel, check_manager, load_adapter
-from kvbench.results import Record, ResultFolder
+from kvbench.results import Record, ResultFolder, Verdict
 from kvbench.search import judge, search
 from kvbench.subject import REFERENCE, EngineError, Subject
 
@@ -188,9 +188,11 @@ def _failed(question: Question, failure: Failure, record: Record, folder: Result
         on_reference=on_reference,
     )
     is_reference = subject.adapter.name == REFERENCE.name
-    verdict, reason = ("fail", failure.violation.message)
+    verdict: Verdict = "fail"
+    reason = failure.violation.message
     if ours and not is_reference:
-        verdict, reason = "error", f"the reference fails this case too, so the check is at fault: {reason}"
+        verdict = "error"
+        reason = f"the reference fails this case too, so the check is at fault: {reason}"
     name = None
     if folder is not None:
         stem = f"{subject.adapter.name}-{check.name}" + "".join(f"-{k}={v}" for k, v in sorted(subject.config.items()))
@@ -220,7 +222,7 @@ def replay(counterexample: Counterexample, checks: Sequence[Check], spec: str | 
     `UsageError` where the adapter cannot be asked.
     """
     check = check_named(checks, counterexample.check)
-    case = decode(check.case_type, counterexample.case, "case")
+    case: Any = decode(check.case_type, counterexample.case, "case")
     if spec is None or spec == counterexample.adapter:
         subject = open_entries([counterexample.adapter], counterexample.config)[0].subject
     else:

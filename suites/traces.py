@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
+from kvbench.interface import CacheManager, PoolSpec
 from kvbench.measurement import Announce, Measurement, Request
 from kvbench.models import element_format, find_model
 from kvbench.reference.memory import bytes_per_token
@@ -32,14 +33,11 @@ def measure_fragmentation_of(entries: Sequence[Entry], request: Request, announc
         declared = entry.subject.adapter.capabilities.manager
         if declared is None:
             continue
-        new_manager = entry.subject.new_manager
 
         def announce_entry(text: str, done: int, total: int, name: str = entry.spec) -> None:
             announce(f"fragmentation: {name}, {text}", done, total)
 
-        rows = measure_fragmentation(
-            lambda spec, make=new_manager: make(spec).unguarded, declared, trace, serving, announce_entry
-        )
+        rows = measure_fragmentation(_maker(entry), declared, trace, serving, announce_entry)
         yield from (_record("fragmentation", row, trace, entry) for row in rows)
     for row in measure_policies(contiguous_policies(trace, serving), trace, serving, announce):
         yield _record("fragmentation", row, trace, None, BASELINES)
@@ -55,15 +53,22 @@ def measure_prefix_sharing_of(entries: Sequence[Entry], request: Request, announ
         declared = entry.subject.adapter.capabilities.manager
         if declared is None or not declared.prefix_caching:
             continue
-        new_manager = entry.subject.new_manager
 
         def announce_entry(text: str, done: int, total: int, name: str = entry.spec) -> None:
             announce(f"prefix sharing: {name}, {text}", done, total)
 
-        rows = measure_prefix_reuse(
-            lambda spec, make=new_manager: make(spec).unguarded, declared, trace, sharing, announce_entry
-        )
+        rows = measure_prefix_reuse(_maker(entry), declared, trace, sharing, announce_entry)
         yield from (_record("prefix-sharing", row, trace, entry) for row in rows)
+
+
+def _maker(entry: Entry) -> Callable[[PoolSpec], CacheManager]:
+    """Makes managers without the guard, which costs time on every call."""
+
+    def make(spec: PoolSpec) -> CacheManager:
+        made: CacheManager = entry.subject.new_manager(spec).unguarded
+        return made
+
+    return make
 
 
 def _sharing_trace(request: Request) -> Trace:
