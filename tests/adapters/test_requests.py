@@ -131,6 +131,22 @@ def test_a_token_that_nobody_sees_may_still_not_be_written_into_a_hole(kernel):
         kernel.forward(cache, seen)
 
 
+@pytest.mark.parametrize(("window", "legal"), [(None, False), (3, False), (2, False), (1, True)])
+def test_a_hole_is_read_over_only_where_the_window_has_left_the_whole_block(kernel, window, legal):
+    """A decode at position 2 of blocks of 2: only a window of 1 leaves block 0 behind."""
+    cache = kernel.create(SPEC, NUM_BLOCKS)
+    kernel.write(cache, randn(10, 1, 4), randn(10, 1, 4, seed=1), torch.arange(10))
+    asked = batch(
+        q=randn(1, 2, 4), block_tables=torch.tensor([[HOLE, 1]], dtype=torch.int32), seq_lens=ints(3),
+        query_start_loc=ints(0, 1), options=AttentionOptions(window=window),
+    )  # fmt: skip
+    if legal:
+        assert torch.allclose(kernel.attend(cache, asked).out[0, 0], randn(10, 1, 4, seed=1)[2, 0])
+    else:
+        with pytest.raises(InvalidRequest, match=r"block_tables\[0, 0\] is -1"):
+            kernel.attend(cache, asked)
+
+
 def test_padding_is_written_nowhere(kernel):
     cache = kernel.create(SPEC, NUM_BLOCKS)
     before = contents(cache)
