@@ -26,7 +26,7 @@ from kvbench.suites.correctness.cases import (
 from kvbench.suites.correctness.numbers import expected_of, violation
 from kvbench.suites.correctness.probes import Pool, fill_pool, first_words
 from kvbench.suites.correctness.rounding import mismatch
-from kvbench.suites.correctness.world import row_name, set_stage, slots_of, tell
+from kvbench.suites.correctness.world import row_name, set_stage, slots_of, tell, told
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -314,7 +314,7 @@ CANARY = Check(
     about="attention reads exactly the rows that the block table names",
     half="kernel",
     case_type=CanaryCase,
-    judge=judge_canary,
+    judge=told(judge_canary),
     requires=nothing_required,
     cases=canary_cases,
 )
@@ -324,7 +324,7 @@ WRITE_SET = Check(
     about="a write changes the declared slots and nothing else in the pool; padding is written nowhere",
     half="kernel",
     case_type=WriteCase,
-    judge=judge_write_set,
+    judge=told(judge_write_set),
     requires=nothing_required,
     cases=write_cases,
 )
@@ -334,7 +334,7 @@ COPIES = Check(
     about="block copies move K and V of all layers, in order, and change nothing else",
     half="kernel",
     case_type=CopyCase,
-    judge=judge_copies,
+    judge=told(judge_copies),
     requires=lambda subject: needs_operation("copy_blocks", subject),
     cases=copy_cases,
 )

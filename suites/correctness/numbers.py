@@ -12,7 +12,7 @@ from kvbench.interface import AttentionOptions, AttentionResult, Batch
 from kvbench.subject import Subject
 from kvbench.suites.correctness.cases import Row, Scene, nothing_required, scenes
 from kvbench.suites.correctness.rounding import Expected, Mismatch, expect, mismatch
-from kvbench.suites.correctness.world import PLAIN, Stage, row_name, set_stage, tell
+from kvbench.suites.correctness.world import PLAIN, Stage, row_name, set_stage, tell, told
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -225,7 +225,7 @@ NUMBERS = Check(
     about="outputs equal float64 attention within what the precision inherently costs",
     half="kernel",
     case_type=NumbersCase,
-    judge=judge_numbers,
+    judge=told(judge_numbers),
     requires=nothing_required,
     cases=numbers_cases,
 )
@@ -235,7 +235,7 @@ OPTIONS = Check(
     about="scale, window, softcap, ALiBi, sinks and non-causal attention do what they say, with and without a context",
     half="kernel",
     case_type=OptionsCase,
-    judge=judge_options,
+    judge=told(judge_options),
     requires=_options_required,
     cases=options_cases,
 )

@@ -17,6 +17,7 @@ from kvbench.suites.correctness.world import (
     Stage,
     row_name,
     set_stage,
+    told,
     with_rows,
 )
 
@@ -332,7 +333,7 @@ RELABELLING = Check(
     about="the same sequences in other physical blocks get the same outputs",
     half="kernel",
     case_type=RelabellingCase,
-    judge=judge_relabelling,
+    judge=told(judge_relabelling),
     requires=nothing_required,
     cases=relabelling_cases,
 )
@@ -342,7 +343,7 @@ BATCH = Check(
     about="a row's output is the same alone, in a batch and in another order",
     half="kernel",
     case_type=BatchCase,
-    judge=judge_batch,
+    judge=told(judge_batch),
     requires=nothing_required,
     cases=batch_cases,
 )
@@ -352,7 +353,7 @@ CHUNKS = Check(
     about="a prompt that is computed in chunks gets the same outputs and leaves the same K/V",
     half="kernel",
     case_type=ChunksCase,
-    judge=judge_chunks,
+    judge=told(judge_chunks),
     requires=nothing_required,
     cases=chunks_cases,
 )
@@ -362,7 +363,7 @@ DEAD_MEMORY = Check(
     about="what lies in slots that are not live does not change the output by a bit",
     half="kernel",
     case_type=DeadMemoryCase,
-    judge=judge_dead_memory,
+    judge=told(judge_dead_memory),
     requires=nothing_required,
     cases=dead_memory_cases,
 )
@@ -372,7 +373,7 @@ TABLES = Check(
     about="what stands in a block table past the blocks of a row's context is not looked at",
     half="kernel",
     case_type=TablesCase,
-    judge=judge_tables,
+    judge=told(judge_tables),
     requires=nothing_required,
     cases=tables_cases,
 )

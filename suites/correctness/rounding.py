@@ -90,7 +90,7 @@ def expect(
     for _ in range(samples):
         noisy = attend_dense(
             noise.elements(packed.double()),
-            [noise.rows(noise.stored(x, y)) for x, y in zip(k, stored_k, strict=True)],
+            [noise.summed(noise.rows(noise.stored(x, y))) for x, y in zip(k, stored_k, strict=True)],
             [noise.rows(noise.stored(x, y)) for x, y in zip(v, stored_v, strict=True)],
             starts,
             options,
@@ -129,6 +129,9 @@ class _Noise:
         import torch
 
         self.unit = unit
+        # A dot product of n terms in float32 rounds n partial sums, the last ones as large as the result or larger.
+        self.sums = unit if spec.precision.compute == "float64" else 2.0**-24
+        self.sums *= (spec.head_dim / 2) ** 0.5
         self.narrower = spec.precision.arithmetic not in (None, spec.precision.compute)
         self.generator = torch.Generator().manual_seed(seed + 17)
 
@@ -146,6 +149,10 @@ class _Noise:
         x = self.elements(x) if self.narrower else x
         return x * (1 + self.unit * self._uniform(x[..., :1]))
 
+    def summed(self, x: Tensor) -> Tensor:
+        """Every element of K off by as much as summing a dot product over it costs."""
+        return x * (1 + self.sums * self._uniform(x))
+
     def stored(self, x: Tensor, stored: Tensor) -> Tensor:
         """Off by as much as storage makes it, in a random direction."""
         return x.double() + (stored - x.double()) * self._uniform(stored).sign()
@@ -157,7 +164,7 @@ def _floor(arithmetic: torch.dtype, options: AttentionOptions, longest: int) -> 
 
     eps = torch.finfo(torch.float64 if arithmetic == torch.float64 else torch.float32).eps
     bias = max((abs(slope) for slope in options.alibi_slopes or ()), default=0.0) * longest
-    return eps * (8 + bias + (options.softcap or 0.0))
+    return float(eps) * (8 + math.sqrt(longest) + bias + (options.softcap or 0.0))
 
 
 def _difference(a: Tensor | None, b: Tensor | None) -> Tensor:

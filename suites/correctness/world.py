@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from kvbench.checks import Violation
+from kvbench.errors import CacheError
 from kvbench.interface import AttentionOptions, AttentionResult, Batch, CacheSpec
-from kvbench.subject import GuardedKernel, Subject
+from kvbench.subject import EngineError, GuardedKernel, Subject
 from kvbench.suites.correctness.cases import Row, Scene, Shape, padded, tables_of
 from kvbench.timeline import Timeline, TimelineStep
 
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = AttentionOptions()
+
+
+class HasScene(Protocol):
+    """A case that plays in a scene."""
+
+    @property
+    def scene(self) -> Scene: ...
+
+
+C = TypeVar("C", bound=HasScene)
 
 
 def cache_spec(subject: Subject, shape: Shape, layers: int = 1) -> CacheSpec:
@@ -42,7 +54,7 @@ def compute_dtype(spec: CacheSpec) -> torch.dtype:
 
 @dataclass
 class Memory:
-    """A kernel with one cache. `written` counts nothing; everything goes through the kernel."""
+    """A kernel with one cache of `num_blocks` blocks. writes: sequences are stored by `write`, else by `forward`."""
 
     kernel: GuardedKernel
     cache: Any
@@ -287,6 +299,23 @@ def tell(scene: Scene, tables: Sequence[Sequence[int]], precision: str, options:
     if changed:
         story.append(f"Options: {', '.join(changed)}.")
     return story
+
+
+def told(judge: Callable[[Subject, C], None]) -> Callable[[Subject, C], None]:
+    """`judge` of a case with a `scene`, whose story is told too when the kernel refuses or dies of what is legal."""
+
+    def run(subject: Subject, case: C) -> None:
+        try:
+            judge(subject, case)
+        except (CacheError, EngineError) as error:
+            refused = isinstance(error, CacheError)
+            message = f"a legal request was refused: {type(error).__name__}: {error}" if refused else str(error)
+            tables, num_blocks = tables_of(case.scene)
+            step = TimelineStep("the call that failed", owners(dict(enumerate(tables))), note=message)
+            story = [*tell(case.scene, tables, subject.precision.name), f"The case: {case}.", f"{message}."]
+            raise Violation(message, story=story, timeline=Timeline(num_blocks, (step,))) from error
+
+    return run
 
 
 def with_rows(scene: Scene, rows: Sequence[Row]) -> Scene:
