@@ -21,7 +21,7 @@ MANAGER_RUNS = 8
 
 def kernel_shape(subject: Subject) -> CacheShape:
     """A small cache with many query heads a KV head, so that one call reads many rows."""
-    ratio = subject.kernel.gqa_ratios.among((8, 4, 2, 1))[0]
+    ratio = subject.kernel.gqa_ratios.among((32, 16, 8, 4, 2, 1))[0]
     return CacheShape(ratio, 1, subject.kernel.head_dims.among((64, 128, 80, 96, 256, 32, 16))[0])
 
 

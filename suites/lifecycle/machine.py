@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.budget import Effort
 from kvbench.checks import Failure, NotApplicable, Outcome, Violation
+from kvbench.errors import CacheError
 from kvbench.interface import GroupSpec, ManagerCapabilities, PoolSpec
 from kvbench.search import repeat, search_settings
-from kvbench.subject import Subject
+from kvbench.subject import EngineError, Subject
 from kvbench.suites.lifecycle.misuse import CALLS
 from kvbench.suites.lifecycle.operations import (
     Begin,
@@ -97,7 +98,8 @@ class Hunt:
 def draw_pool(declared: ManagerCapabilities, sizes: list[int], joined: bool, choices: Choices) -> PoolSpec:
     """A small pool that the manager declares."""
     size = sizes[min(choices.below(len(sizes)), choices.below(len(sizes)))]
-    blocks = 2 + choices.below(9)
+    # A kernel's step costs by the row: fewer of them, and the same situations.
+    blocks = 3 + choices.below(6) if joined else 2 + choices.below(9)
     groups: tuple[GroupSpec, ...] = (GroupSpec(),)
     if declared.windows and not joined and choices.below(3) == 0:
         groups = (GroupSpec(choices.among(WINDOWS)),)
@@ -136,6 +138,7 @@ class Rules:
         self.hunt = hunt
         self.world: World | None = None
         self.names = 0
+        self.turn = 0
         self.prompts: list[tuple[int, ...]] = []
 
     # -- the frame ---------------------------------------------------------------------------------------------------
@@ -189,6 +192,11 @@ class Rules:
             raise
 
     # -- choices -----------------------------------------------------------------------------------------------------
+
+    def choices(self, number: int) -> Choices:
+        """Choices for the next rule. Hypothesis likes to repeat numbers; what follows from them should still differ."""
+        self.turn += 1
+        return Choices(number + (self.turn << 24))
 
     def running(self) -> list[str]:
         """Sequences that can be asked for more."""
@@ -299,6 +307,17 @@ class Rules:
                 self.do(Begin(self.new_name(), (tokens + more)[:LONGEST_PROMPT], namespace))
                 self.do(EndStep())
 
+    def churn(self, choices: Choices) -> None:
+        """Sequences leave, and others of other lengths take their place in the same step."""
+        if self.world is None:
+            return
+        for name in list(self.world.model.live)[: 1 + choices.below(2)]:
+            self.do(Free(name))
+        size = self.script.pool.block_size
+        for _ in range(2 + choices.below(2)):
+            self.do(Begin(self.new_name(), (2 + choices.below(8),) * (1 + choices.below(2 * size + 1))))
+        self.end_step(choices)
+
     def flood(self, choices: Choices) -> None:
         """A prompt that nothing can hit, as large as fits, computed and freed: whatever is evictable is evicted."""
         name = self.new_name()
@@ -398,7 +417,7 @@ class Rules:
 
 def rules_for(declared: ManagerCapabilities, joined: bool, misuse: bool) -> list[str]:
     """Names of the rules that make sense for what a manager declares."""
-    names = ["begin", "twins", "fill", "extend", "decode", "free", "again", "flood"]
+    names = ["churn", "begin", "twins", "fill", "extend", "decode", "free", "again", "flood"]
     for name in ("truncate", "fork", "preempt", "reset", "abort"):
         operation = "truncate_accepted" if name == "truncate" else name
         if operation in declared.operations:
@@ -423,7 +442,7 @@ def make_machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
         @rule(number=numbers)
         def run_rule(self: Any, number: int) -> None:
             if self.rules.world is not None:
-                getattr(self.rules, name)(Choices(number))
+                getattr(self.rules, name)(self.rules.choices(number))
 
         run_rule.__name__ = name
         return run_rule
@@ -443,7 +462,8 @@ def make_machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
             self.rules.stop()
 
     names = rules_for(hunt.subject.manager, hunt.kernel is not None, hunt.misuse)
-    return type("Machine", (Machine,), {name: rule_named(name) for name in names})
+    # Hypothesis goes by the alphabet and begins with a run of nothing but the first rule.
+    return type("Machine", (Machine,), {f"rule_{place:02}_{name}": rule_named(name) for place, name in enumerate(names)})
 
 
 def hunt_for(
@@ -454,7 +474,18 @@ def hunt_for(
     runs: how many runs an example is worth.
     """
     with contextlib.nullcontext() if kernel is None else _one_thread():
+        _warm_up(subject, kernel)
         return repeat(lambda seed, seconds: _hunt(subject, effort, seed, seconds, kernel, misuse, runs), effort)
+
+
+def _warm_up(subject: Subject, kernel: CacheShape | None) -> None:
+    """One step, so that imports and first calls of an engine are not taken off the search's time."""
+    pool = draw_pool(subject.manager, block_sizes(subject, kernel is not None), kernel is not None, Choices(0))
+    # What goes wrong here goes wrong in the search as well, and is told there.
+    with contextlib.suppress(NotApplicable, Violation, EngineError, CacheError):
+        world = new_world(subject, pool, kernel)
+        world.perform(Begin("a", (1,)))
+        world.perform(EndStep())
 
 
 @contextlib.contextmanager

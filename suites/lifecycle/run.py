@@ -13,7 +13,8 @@ from kvbench.suites.lifecycle import judge
 from kvbench.suites.lifecycle.client import Answer, Client, View
 from kvbench.suites.lifecycle.model import Model
 from kvbench.suites.lifecycle.operations import Begin, CacheShape, EndStep, Free, Operation, Script
-from kvbench.suites.lifecycle.store import IntegerStore, KernelStore, Store
+from kvbench.suites.lifecycle.kernel_store import KernelStore
+from kvbench.suites.lifecycle.store import IntegerStore, Store
 from kvbench.timeline import Timeline, TimelineStep
 
 
