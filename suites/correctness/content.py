@@ -202,7 +202,7 @@ def demand_content(pool: Pool, subject: Subject, label: str, wrote: Sequence[int
             *tell(pool.scene, pool.tables, subject.precision.name),
             f"All {pool.memory.num_blocks} blocks hold known rows; blocks {pool.scratch} are used to read the pool.",
             f"{label[0].upper()}{label[1:]}.",
-            *(f"{pool.slot_name(miss.slot)} holds {miss.words}." for miss in wrong[:5]),
+            *(f"Looking for the row of {pool.slot_name(miss.slot)} finds {miss.words}." for miss in wrong[:5]),
         ],
         timeline=pool.timeline(
             label, note, [miss.slot for miss in wrong], sorted({slot // pool.block_size for slot in wrote})

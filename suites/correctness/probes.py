@@ -157,7 +157,7 @@ def first_words(pool: Pool, wrong: Sequence[Misplaced]) -> str:
     first = wrong[0]
     layer = f" in layer {first.layer}" if pool.memory.spec.num_layers > 1 else ""
     more = f" ({len(wrong)} reads are wrong)" if len(wrong) > 1 else ""
-    return f"{pool.slot_name(first.slot)}{layer} holds {first.words}{more}"
+    return f"{pool.slot_name(first.slot)}{layer} has lost its row: looking for it finds {first.words}{more}"
 
 
 __all__ = ["Misplaced", "Pool", "fill_pool", "first_words"]
