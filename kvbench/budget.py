@@ -31,7 +31,7 @@ class Budget:
 
 
 BUDGETS = {
-    "quick": Budget("quick", examples=25, steps=20, check_seconds=6.0, requests=1000, rounds=15),
+    "quick": Budget("quick", examples=16, steps=20, check_seconds=10.0, requests=1000, rounds=15),
     "standard": Budget("standard", examples=200, steps=40, check_seconds=60.0, requests=5000, rounds=30),
     "deep": Budget("deep", examples=2000, steps=60, check_seconds=900.0, requests=None, rounds=60),
 }

@@ -18,10 +18,7 @@ from kvbench.interface import (
     KernelCapabilities,
     ManagerCapabilities,
     PoolSpec,
-    Precision,
 )
-
-FLOAT64 = Precision("f64", "float64", "float64")
 
 
 class ReferenceAdapter:
@@ -40,7 +37,7 @@ class ReferenceAdapter:
             max_groups=8,
         ),
         kernel=KernelCapabilities(
-            precisions=(FLOAT32, BFLOAT16, FLOAT16, FLOAT64),
+            precisions=(FLOAT32, BFLOAT16, FLOAT16),
             separate_value_dim=True,
             options=KERNEL_OPTIONS,
             operations=frozenset(KERNEL_OPERATIONS),
