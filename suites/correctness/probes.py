@@ -53,6 +53,7 @@ class Pool:
     holds: list[npt.NDArray[np.uint64]]
     book: RowBook
     hidden: tuple[int, ...] = ()
+    dead: frozenset[int] = frozenset()
 
     @property
     def block_size(self) -> int:
@@ -82,7 +83,7 @@ class Pool:
             self.holds[layer][slot] = identity
 
     def misplaced(self) -> list[Misplaced]:
-        """Read every slot outside the scratch and hidden blocks, in all layers."""
+        """Read every slot that is not dead, outside the scratch and hidden blocks, in all layers."""
         return [wrong for layer in range(self.memory.spec.num_layers) for wrong in self._misplaced(layer)]
 
     def _misplaced(self, layer: int) -> list[Misplaced]:
@@ -91,14 +92,17 @@ class Pool:
         slots = np.array([block * bs + offset for block in kept for offset in range(bs)])
         identities = self.holds[layer][slots]
         ratio = spec.num_q_heads // spec.num_kv_heads
-        tokens = min(len(self.scratch) * bs, blocks_for(len(slots), ratio))
+        live = np.flatnonzero(~np.isin(slots, list(self.dead)))
+        tokens = min(len(self.scratch) * bs, blocks_for(len(live), ratio))
         own = unwritten_identities(range(tokens), generation=9)
         k, v = self.rows_of(own, layer)
         competing = np.concatenate([identities, np.array(own, dtype=np.uint64)])
         row, table = Row(len(slots), tokens), [*kept, *self.scratch]
         found: list[Misplaced] = []
-        for turn in range(blocks_for(len(slots), ratio * tokens)):
-            positions = probe_positions([0] * tokens, [len(slots)] * tokens, spec.num_q_heads, spec.num_kv_heads, turn)
+        for turn in range(blocks_for(len(live), ratio * tokens)):
+            positions = live[
+                probe_positions([0] * tokens, [len(live)] * tokens, spec.num_q_heads, spec.num_kv_heads, turn)
+            ]
             expected = identities[positions]
             q = probe_queries(expected, spec.num_kv_heads, spec.head_dim, len(competing), layer)
             batch = self.memory.batch([row], [table], self.memory.tensor(q), k, v, layer=layer)
