@@ -83,6 +83,8 @@ def occupied_pool(subject: Subject, scene: Scene) -> tuple[Pool, list[list[int]]
         pool.memory.store(pool.tables, [k for k, _ in rows], [v for _, v in rows], layer)
         for row, ids, table in zip(scene.rows, identities, pool.tables, strict=True):
             pool.record(slots_of(table, 0, row.context, pool.block_size), ids[: row.context], layer)
+        if not pool.memory.writes:
+            pool.wrote([row.context for row in scene.rows], layer)
     return pool, identities
 
 
@@ -171,18 +173,8 @@ def judge_write_set(subject: Subject, case: WriteCase) -> None:
         q = pool.memory.tensor(np.ones((len(new), spec.num_q_heads, spec.head_dim), dtype=np.float32))
         pool.memory.kernel.forward(pool.memory.cache, pool.memory.batch(scene.rows, pool.tables, q, k, v, layer=layer))
         pool.record(slots, new, layer)
-        # A kernel may clear the rest of the last block that it writes: nothing lives behind a sequence's last token.
-        pool = replace(pool, dead=frozenset(slot for tail in _tails(pool) for slot in tail))
+        pool.wrote([row.length if row.new else 0 for row in scene.rows], layer)
     demand_content(pool, subject, label, wrote=slots)
-
-
-def _tails(pool: Pool) -> list[list[int]]:
-    """The slots behind the last token of each row that has new tokens."""
-    return [
-        slots_of(table, row.length, len(table) * pool.block_size, pool.block_size)
-        for row, table in zip(pool.scene.rows, pool.tables, strict=True)
-        if row.new
-    ]
 
 
 def _write(pool: Pool, case: WriteCase, slots: Sequence[int], new: Sequence[int], layer: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from kvbench.canary import (
 from kvbench.interface import CacheSpec
 from kvbench.subject import Subject
 from kvbench.suites.correctness.cases import Row, Scene, blocks_for, tables_of
-from kvbench.suites.correctness.world import Memory, cache_spec, owners, row_name
+from kvbench.suites.correctness.world import Memory, cache_spec, owners, row_name, slots_of
 from kvbench.timeline import Timeline, TimelineStep
 
 SCRATCH_TURNS = 4
@@ -53,7 +53,7 @@ class Pool:
     holds: list[npt.NDArray[np.uint64]]
     book: RowBook
     hidden: tuple[int, ...] = ()
-    dead: frozenset[int] = frozenset()
+    dead: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def block_size(self) -> int:
@@ -82,6 +82,14 @@ class Pool:
         for slot, identity in zip(slots, identities, strict=True):
             self.holds[layer][slot] = identity
 
+    def wrote(self, lengths: Sequence[int], layer: int) -> None:
+        """`forward` has written the tables' rows up to these lengths (0: not at all)."""
+        dead = self.dead.setdefault(layer, set())
+        for table, length in zip(self.tables, lengths, strict=True):
+            end = blocks_for(length, self.block_size) * self.block_size
+            dead -= set(slots_of(table, 0, length, self.block_size))
+            dead |= set(slots_of(table, length, end, self.block_size))
+
     def misplaced(self) -> list[Misplaced]:
         """Read every slot that is not dead, outside the scratch and hidden blocks, in all layers."""
         return [wrong for layer in range(self.memory.spec.num_layers) for wrong in self._misplaced(layer)]
@@ -92,7 +100,7 @@ class Pool:
         slots = np.array([block * bs + offset for block in kept for offset in range(bs)])
         identities = self.holds[layer][slots]
         ratio = spec.num_q_heads // spec.num_kv_heads
-        live = np.flatnonzero(~np.isin(slots, list(self.dead)))
+        live = np.flatnonzero(~np.isin(slots, list(self.dead.get(layer, ()))))
         tokens = min(len(self.scratch) * bs, blocks_for(len(live), ratio))
         own = unwritten_identities(range(tokens), generation=9)
         k, v = self.rows_of(own, layer)
