@@ -11,8 +11,9 @@ from kvbench.checks import Check, Outcome
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.drain import search_drain
 from kvbench.suites.lifecycle.exact_fit import ExactFit, judge_exact_fit, search_exact_fit
-from kvbench.suites.lifecycle.machine import block_sizes, hunt_for
+from kvbench.suites.lifecycle.machine import hunt_for
 from kvbench.suites.lifecycle.operations import CacheShape, Script
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import judge_script
 
 MANAGER_RUNS = 8

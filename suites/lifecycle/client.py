@@ -95,7 +95,7 @@ class Client:
 
     # -- which operations apply --------------------------------------------------------------------------------------
 
-    def applies(self, operation: Operation) -> bool:  # noqa: PLR0911
+    def applies(self, operation: Operation) -> bool:
         """Whether a caller that keeps to the interface may ask for `operation` now."""
         match operation:
             case EndStep(chunk=chunk):
@@ -272,7 +272,9 @@ class Client:
                 self.manager.truncate(seq.name, accepted)
                 self.model.truncate(seq, accepted)
         except CacheError as error:
-            raise Violation(f"at the end of the step {seq.name} was refused: {type(error).__name__}: {error}") from error
+            raise Violation(
+                f"at the end of the step {seq.name} was refused: {type(error).__name__}: {error}"
+            ) from error
         seq.drafts = seq.accepted = 0
         seq.fresh = seq.length
 

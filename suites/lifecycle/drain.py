@@ -9,7 +9,6 @@ from kvbench.checks import Outcome
 from kvbench.interface import PoolSpec
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import (
     Begin,
     Draft,
@@ -24,6 +23,7 @@ from kvbench.suites.lifecycle.operations import (
     SwapIn,
     SwapOut,
 )
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import judge_script
 
 ROUNDS = 3
@@ -56,8 +56,19 @@ ENDINGS: dict[str, Ending] = {
         EndStep(),
         Free(a),
     ),
-    "after drafts": lambda a, size: (Begin(a, _prompt(size)), EndStep(), Draft(a, (2,) * (size + 1), 1), EndStep(), Free(a)),
-    "with drafts unwritten": lambda a, size: (Begin(a, _prompt(size)), EndStep(), Draft(a, (2,) * (size + 1), 1), Free(a)),
+    "after drafts": lambda a, size: (
+        Begin(a, _prompt(size)),
+        EndStep(),
+        Draft(a, (2,) * (size + 1), 1),
+        EndStep(),
+        Free(a),
+    ),
+    "with drafts unwritten": lambda a, size: (
+        Begin(a, _prompt(size)),
+        EndStep(),
+        Draft(a, (2,) * (size + 1), 1),
+        Free(a),
+    ),
     "parent first": lambda a, size: (
         Begin(a, _prompt(size)),
         EndStep(),

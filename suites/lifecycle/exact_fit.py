@@ -10,8 +10,8 @@ from kvbench.checks import NotApplicable, Outcome, Violation
 from kvbench.interface import GroupSpec, PoolSpec
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import Begin, EndStep, Extend, Operation
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import World, new_world
 
 

@@ -1,8 +1,8 @@
 """Rows in the cache of an attention kernel: written by `forward`, read through attention itself.
 
 Most query heads are canary probes: each aims at one row of its sequence and decodes what comes out. The last head is
-indifferent: its query is zero, so it must return the plain mean of V over the context. Probes cannot see a row too many,
-as no probe aims at it; the mean can.
+indifferent: its query is zero, so it must return the plain mean of V over the context. Probes cannot see a row too
+many, as none aims at it; the mean can.
 """
 
 from __future__ import annotations

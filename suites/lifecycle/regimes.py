@@ -22,6 +22,9 @@ from kvbench.suites.lifecycle.operations import (
     Truncate,
 )
 
+NAMED = {SwapIn: "swap and back", Reset: "reset", Truncate: "accepted tokens dropped"}
+"""Operations that are a regime whatever they do."""
+
 
 def reached(
     operation: Operation, answer: Answer, before: View, after: View, seq: Live | None, model: Model
@@ -32,33 +35,30 @@ def reached(
         return
     if after.free == 0 and before.free > 0:
         yield "pool exactly full"
+    if type(operation) in NAMED:
+        yield NAMED[type(operation)]
     match operation:
-        case Begin() | Resume():
-            if answer.cached:
-                yield "prefix hit" if isinstance(operation, Begin) else "hit on resume"
-                live = model.live[operation.seq]
-                if live.length % model.spec.block_size == 0 and live.cached + model.spec.block_size >= live.length:
-                    yield "hit up to the last block of a full one"
+        case Begin() | Resume() if answer.cached:
+            yield from _hit(operation, model)
         case EndStep(chunk=chunk) if chunk is not None:
             yield "prompt computed in chunks"
         case Draft(tokens=tokens, accepted=accepted):
             yield "all drafts accepted" if accepted == len(tokens) else "drafts rejected"
-        case Extend() if seq is not None and seq.length % model.spec.block_size:
-            yield "growth inside a block"
-        case Fork() if seq is not None and seq.length % model.spec.block_size:
-            yield "fork with a partial tail"
+        case Extend() | Fork() if seq is not None and seq.length % model.spec.block_size:
+            yield "growth inside a block" if isinstance(operation, Extend) else "fork with a partial tail"
         case Free() | Preempt() if seq is not None:
             yield from _stopped(operation, seq)
-        case SwapIn():
-            yield "swap and back"
-        case Reset():
-            yield "reset"
-        case Truncate():
-            yield "accepted tokens dropped"
         case Misuse(kind=kind):
             yield kind.replace("_", " ")
         case _:
             return
+
+
+def _hit(operation: Begin | Resume, model: Model) -> Iterator[str]:
+    yield "prefix hit" if isinstance(operation, Begin) else "hit on resume"
+    seq, size = model.live[operation.seq], model.spec.block_size
+    if seq.length % size == 0 and seq.cached + size >= seq.length:
+        yield "hit up to the last block of a full one"
 
 
 def _stopped(operation: Operation, seq: Live) -> Iterator[str]:

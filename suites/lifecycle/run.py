@@ -11,9 +11,9 @@ from kvbench.interface import HOLE, Copy, PoolSpec
 from kvbench.subject import EngineError, Subject
 from kvbench.suites.lifecycle import judge
 from kvbench.suites.lifecycle.client import Answer, Client, View
-from kvbench.suites.lifecycle.model import Model
-from kvbench.suites.lifecycle.operations import Begin, CacheShape, EndStep, Free, Operation, Script
 from kvbench.suites.lifecycle.kernel_store import KernelStore
+from kvbench.suites.lifecycle.model import Model
+from kvbench.suites.lifecycle.operations import CacheShape, EndStep, Free, Operation, Script
 from kvbench.suites.lifecycle.store import IntegerStore, Store
 from kvbench.timeline import Timeline, TimelineStep
 
@@ -82,7 +82,7 @@ class World:
         if view.free == view.usable:
             return
         # A manager that frees late may show it late; it must still hand everything out.
-        whole = view.usable * self.model.spec.block_size // len(self.model.spec.groups)
+        whole = view.usable // len(self.model.spec.groups) * self.model.spec.block_size
         if not self.terms.paged or whole > self.model.spec.max_length:
             whole = 0
         try:

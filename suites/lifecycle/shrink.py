@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 from kvbench.checks import Failure, Violation
 from kvbench.suites.lifecycle.operations import Begin, Draft, EndStep, Extend, Operation, Script
@@ -109,11 +110,11 @@ def _renamed(script: Script) -> Script:
     names: dict[str, str] = {}
     operations = []
     for operation in script.operations:
-        told = {field.name: getattr(operation, field.name) for field in fields(operation)}
-        used = {key: told[key] for key in ("seq", "parent", "child") if key in told}
+        used = {key: getattr(operation, key) for key in ("seq", "parent", "child") if hasattr(operation, key)}
         for name in used.values():
             names.setdefault(name, sequence_name(len(names)))
-        operations.append(replace(operation, **{key: names[name] for key, name in used.items()}))
+        renamed: dict[str, Any] = {key: names[name] for key, name in used.items()}
+        operations.append(replace(operation, **renamed))
     return replace(script, operations=tuple(operations))
 
 

@@ -10,8 +10,8 @@ from kvbench.budget import Effort
 from kvbench.checks import Outcome
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import Draft, EndStep, Extend, Fork, Preempt, Resume
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.prefix.hits import do, least_hit, must_hit, open_world, release, roomy_pool, submit
 
 Path = Literal["freed", "running", "chunks", "decoded", "turn", "drafts", "fork", "resume"]
@@ -74,7 +74,7 @@ def judge_complete(subject: Subject, case: Complete) -> None:
         release(world, "a")
     asked = tokens + more + ((9,) * size if case.path == "turn" else ())
     committed = len(tokens + more)
-    least = committed // size * size if len(asked) > committed else least_hit(committed, size)
+    least = min(committed // size * size, least_hit(len(asked), size))
     must_hit(world, "c", submit(world, "c", asked), least)
     world.finish()
 

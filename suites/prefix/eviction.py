@@ -14,8 +14,8 @@ from kvbench.checks import NotApplicable, Outcome
 from kvbench.interface import PoolSpec
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import Begin
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import World
 from kvbench.suites.prefix.hits import do, fail, open_world, release, submit
 

@@ -1,4 +1,4 @@
-"""Scripts whose every hit the lifecycle's judge can judge: prompts that part anywhere, and rows that never came to be."""
+"""Scripts for the lifecycle's judge: prompts that part at every place, and rows that never came to be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from kvbench.checks import Outcome
 from kvbench.interface import PoolSpec
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import (
     Begin,
     Draft,
@@ -24,6 +23,7 @@ from kvbench.suites.lifecycle.operations import (
     Script,
     Truncate,
 )
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import judge_script
 from kvbench.suites.prefix.hits import roomy_pool
 

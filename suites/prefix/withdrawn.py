@@ -10,8 +10,8 @@ from kvbench.budget import Effort
 from kvbench.checks import Outcome
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.machine import block_sizes
 from kvbench.suites.lifecycle.operations import EndStep, Extend, Preempt, Reset, Resume
+from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.prefix.hits import do, fail, least_hit, must_hit, open_world, release, roomy_pool, submit
 
 Owner = Literal["freed", "running", "running, then freed", "grown", "resumed"]
