@@ -24,9 +24,9 @@ class Bar:
 
 
 def stacked_bars(bars: Sequence[Bar], about: str) -> Markup:
-    """Horizontal bars from 0 to 100 %, the first share written on its bar."""
+    """Horizontal bars from 0 to 100 %, the first share written beside each."""
     left = min(max((len(bar.label) for bar in bars), default=0) * CHARACTER + 12, 130)
-    scale = WIDTH - left - 2
+    scale = WIDTH - left - 56
     return drawing(WIDTH, 24 + 27 * len(bars), about, _bar_parts(bars, left, scale), "chart")
 
 
@@ -42,12 +42,8 @@ def _bar_parts(bars: Sequence[Bar], left: float, scale: float) -> Iterator[Marku
             label = title(f"{bar.label}: {name} {share:.1%}")
             yield element("rect", label, x=x, y=y, width=width, height=21, class_=class_)
             x += width
-        first = bar.shares[0][2] if bar.shares else 0.0
-        inside = first * scale > 50
-        yield text(
-            left + first * scale - 7 if inside else x + 6, y + 15, f"{first:.1%}",
-            "on-bar" if inside else "axis", "end" if inside else None,
-        )  # fmt: skip
+        if bar.shares:
+            yield text(WIDTH, y + 15, f"{bar.shares[0][2]:.1%}", "figure", "end")
     for tick in (0, 0.25, 0.5, 0.75, 1):
         anchor = "start" if tick == 0 else "end" if tick == 1 else "middle"
         yield text(left + tick * scale, bottom + 18, f"{tick:.0%}", "tick", anchor)

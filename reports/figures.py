@@ -47,7 +47,6 @@ class Panel:
     under: str
     svg: Markup
     legend: tuple[tuple[str, str, int | None], ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,10 +204,7 @@ def _speed_panel(frames: Frames, key: tuple[str, str, str], rows: list[Any], *, 
     ]
     under = ", ".join(filter(None, [workload, in_words(common), machine if name_machine else ""]))
     heading = SPEED.get(metric, metric.replace("_", " "))
-    notes = tuple(dict.fromkeys(f"{row.label}: {row.reason}" for row in rows if row.reason))
-    return Panel(
-        heading, under, dots(made, _rule(frames, key, rows[0].unit), f"{heading}, {workload[:100]}"), (), notes
-    )
+    return Panel(heading, under, dots(made, _rule(frames, key, rows[0].unit), f"{heading}, {workload[:100]}"))
 
 
 def _rule(frames: Frames, key: tuple[str, str, str], unit: str) -> Rule | None:
@@ -263,6 +259,12 @@ def _tone(row: Any) -> str:
     """The verdict's style: what the record says, not what the figure looks like."""
     first = row.reason.split(",")[0].strip()
     return first if first in ("faster", "slower") else "level"
+
+
+def warnings(frames: Frames) -> list[str]:
+    """What the records say against their own figures, once for all metrics of a workload."""
+    told = (f"{row.label}, {row.workload}: {row.reason}" for row in speed_rows(frames) if row.reason)
+    return list(dict.fromkeys(told))
 
 
 def untimed(frames: Frames) -> list[str]:

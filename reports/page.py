@@ -35,7 +35,7 @@ def report_context(frames: Frames) -> dict[str, Any]:
     """What the template of a report is filled with."""
     found = standings(frames)
     problems = findings(frames)
-    names = [standing.who for standing in found]
+    names = [standing.who for standing in found if standing.asked or standing.skipped]
     others = figures.other_rows(frames)
     return {
         "headline": headline(found),
@@ -58,6 +58,7 @@ def report_context(frames: Frames) -> dict[str, Any]:
         "speed": figures.speed_panels(frames),
         "relative": figures.relative_panels(frames),
         "untimed": figures.untimed(frames),
+        "warnings": figures.warnings(frames),
         "speed_table": figures.measurement_table(
             frames,
             [*figures.speed_rows(frames), *figures.measured(frames, figures.RELATIVE, figures.FLOOR)],

@@ -68,18 +68,13 @@ def standings(frames: Frames) -> list[Standing]:
 
 
 def _measured_beside(frames: Frames) -> set[str]:
-    """What is measured but is no contestant: baselines, and what has only figures of the machine or the trace."""
-    own: dict[str, bool] = defaultdict(bool)
-    baselines = set()
-    for row in each_row(frames.measurements):
-        own[row.adapter] |= not (row.metric.startswith("ideal_") or row.metric in OF_NO_ADAPTER)
-        if "baseline" in row.params:
-            baselines.add(str(row.params["baseline"]))
-    contestants = {row.adapter for row in each_row(frames.measurements) if "baseline" in row.params}
-    return (baselines - contestants) | {adapter for adapter, counts in own.items() if not counts}
+    """What is measured but is no contestant: the baselines that ratios name, and `OF_NO_ADAPTER`."""
+    ratios = [row for row in each_row(frames.measurements) if "baseline" in row.params]
+    return OF_NO_ADAPTER | {str(row.params["baseline"]) for row in ratios} - {row.adapter for row in ratios}
 
 
-OF_NO_ADAPTER = frozenset({"memory_bandwidth", "prompt_tokens", "distinct_tokens"})
+OF_NO_ADAPTER = frozenset({"machine", "trace", "baselines"})
+"""Names under which the suites record what belongs to no adapter."""
 
 
 def _by(frames: Frames, *columns: str) -> dict[Any, list[Any]]:
@@ -117,8 +112,9 @@ Words = tuple[tuple[str, str], ...]
 
 def headline(found: Sequence[Standing]) -> Words:
     """One sentence or two: who is clean, and who is not."""
-    clean, failing, unjudged = (
-        [standing for standing in found if standing.state == state] for state in ("clean", "findings", "unjudged")
+    clean, failing, unjudged, unchecked = (
+        [standing for standing in found if standing.state == state]
+        for state in ("clean", "findings", "unjudged", "unchecked")
     )
     if len(clean) == len(found) > 2:
         return (("All ", ""), (f"{len(found)} adapters", "clean"), (" are clean.", ""))
@@ -133,6 +129,9 @@ def headline(found: Sequence[Standing]) -> Words:
         sentences.append([*_listed([[(standing.who, "unjudged")] for standing in unjudged]), end])
     if not sentences:
         return ((("Measured, not checked." if found else "Nothing has been recorded yet."), ""),)
+    if unchecked:
+        verb = " was not checked." if len(unchecked) == 1 else " were not checked."
+        sentences.append([*_listed([[(standing.who, "unchecked")] for standing in unchecked]), (verb, "")])
     return tuple(word for number, words in enumerate(sentences) for word in [*([(" ", "")] if number else []), *words])
 
 

@@ -149,7 +149,7 @@ def sharing(adapter: str, worse: float = 0.0, trace: str = "conversation") -> li
 
 
 def ideal(trace: str = "conversation") -> Record:
-    return metric("prefix-sharing", "ideal", "ideal_token_hit_ratio", 0.405, "ratio", workload=trace)
+    return metric("prefix-sharing", "trace", "ideal_token_hit_ratio", 0.405, "ratio", workload=trace)
 
 
 def speed(adapter: str, factor: float, precision: str = "f32") -> list[Record]:
@@ -193,6 +193,7 @@ def compared() -> tuple[list[Record], list[tuple[str, Counterexample]]]:
         *checks("contiguous", skipping={"prefix": "it does not declare prefix caching"}),
         *checks("glacier", failing),
         *fragmentation("reference"), *fragmentation("glacier"), *fragmentation("contiguous", policy="reserve-max"),
+        *fragmentation("baselines", policy="buddy"),
         ideal(), *sharing("reference"), *sharing("glacier", 0.22),
         floor(), *speed("torch", 1.0), *speed("glacier", 1.18, "f16"), *speed("reference", 0.12),
         *speed("sdpa-contiguous", 1.21),

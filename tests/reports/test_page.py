@@ -42,6 +42,7 @@ def test_a_check_that_fails_in_several_precisions_is_one_finding(make, folder):
         (["pass", "error"], "a0 is clean. a1 could not be judged on every check."),
         (["pass", "fail", "error"], "a0 is clean. a1 fails 1 check. a2 could not be judged on every check."),
         (["skip"], "Measured, not checked."),
+        (["pass", "skip"], "a0 is clean. a1 was not checked."),
         ([], "Nothing has been recorded yet."),
     ],
 )
@@ -56,8 +57,14 @@ def test_an_adapter_that_was_asked_nothing_is_not_called_clean(make, folder):
 
 
 def test_baselines_and_the_machine_are_no_contestants(make, folder):
-    path = folder(make.check("torch", "s.p"), *make.speed("sdpa-contiguous", 1.2), make.floor(), make.ideal(),
-                  make.against("torch", 0.8, "slower, 0.80x (0.79 to 0.81)"))  # fmt: skip
+    path = folder(
+        make.check("torch", "s.p"),
+        *make.speed("sdpa-contiguous", 1.2),
+        *make.fragmentation("baselines"),
+        make.floor(),
+        make.ideal(),
+        make.against("torch", 0.8, "slower, 0.80x (0.79 to 0.81)"),
+    )
     assert [standing.who for standing in standings(load([path]))] == ["torch"]
 
 
@@ -196,3 +203,30 @@ def test_names_that_are_long_get_letters(drawn):
 def test_blocks_need_not_be_numbers(drawn):
     page = drawn(Timeline(2, (TimelineStep("begin", {"host 3": ("a",), "1": ("a",), "9" * 40: ()}),)))
     assert "block host 3" in page
+
+
+def test_noise_is_told_once_and_not_under_every_chart(make, folder):
+    noisy = [
+        make.metric("throughput", "a", name, 1.0, unit, workload="decode", reason="noisy: rounds scatter")
+        for name, unit in (("decode_bandwidth", "bytes/s"), ("decode_tokens_per_second", "tokens/s"))
+    ]
+    path = folder(*noisy)
+    page = write_report([path], path).read_text()
+    assert page.count("<li>a, decode: noisy: rounds scatter</li>") == 1
+
+
+def test_the_growth_of_the_cache_is_drawn_where_it_is_recorded(make, folder):
+    path = folder(
+        *(
+            make.metric("memory", "estimate", "kv_bytes", 131072.0 * n, "bytes", workload="m", params={"context": n})
+            for n in (1024, 4096)
+        )
+    )
+    text = without_tags(write_report([path], path).read_text())
+    assert "How the cache grows" in text
+    assert "512 MiB" in text
+
+
+def test_an_unknown_metric_is_in_a_table(compared_folder):
+    text = without_tags(write_report([compared_folder], compared_folder).read_text())
+    assert "glacier cloud cover alps 30.0%" in text
