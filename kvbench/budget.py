@@ -17,7 +17,7 @@ class Budget:
     steps: operations in a generated script.
     check_seconds: after so long a check generates no further case (what it has found is still shrunk).
     requests: of a trace that a measurement replays (None: all).
-    rounds: timing rounds of a comparison.
+    rounds, race_seconds: timing rounds of a comparison, and the time after which no further round is begun.
     total_seconds: wall-clock of one adapter's checks, for budgets given as a time; examples are then unlimited.
     """
 
@@ -27,13 +27,16 @@ class Budget:
     check_seconds: float
     requests: int | None
     rounds: int
+    race_seconds: float
     total_seconds: float | None = None
 
 
 BUDGETS = {
-    "quick": Budget("quick", examples=16, steps=20, check_seconds=10.0, requests=1000, rounds=15),
-    "standard": Budget("standard", examples=200, steps=40, check_seconds=60.0, requests=5000, rounds=30),
-    "deep": Budget("deep", examples=2000, steps=60, check_seconds=900.0, requests=None, rounds=60),
+    "quick": Budget("quick", examples=16, steps=20, check_seconds=10.0, requests=1000, rounds=15, race_seconds=5.0),
+    "standard": Budget(
+        "standard", examples=200, steps=40, check_seconds=60.0, requests=5000, rounds=30, race_seconds=30.0
+    ),
+    "deep": Budget("deep", examples=2000, steps=60, check_seconds=900.0, requests=None, rounds=60, race_seconds=120.0),
 }
 
 

@@ -62,7 +62,8 @@ def _prepare(kernel: GuardedKernel, subject: Subject, workload: Workload, spec: 
     calls = []
     for copy in range(copies):
         table = tables(workload, spec.block_size, copy * per_copy, order)
-        keys, values = _fill(kernel, cache, workload, table, spec, generator)
+        write = _writer(kernel, cache, writes="write" in subject.kernel.operations)
+        keys, values = _fill(write, workload, table, spec, generator)
         batch = batch_of(workload.rows, table, spec, generator)
         if copy == 0:
             _check(kernel.forward(cache, batch), batch, keys, values)
@@ -78,8 +79,15 @@ def _call(kernel: GuardedKernel, cache: object, batch: Batch, plans: bool) -> Ca
     return lambda: forward(cache, batch)
 
 
+def _writer(kernel: GuardedKernel, cache: object, writes: bool) -> Callable[[Batch], object]:
+    """Writes a batch's K/V: through the write half alone where there is one, since attending costs much more."""
+    if writes:
+        return lambda batch: kernel.write(cache, batch.k, batch.v, batch.slot_mapping)
+    return lambda batch: kernel.forward(cache, batch)
+
+
 def _fill(
-    kernel: GuardedKernel, cache: object, workload: Workload, table: Tensor, spec: CacheSpec, generator: torch.Generator
+    write: Callable[[Batch], object], workload: Workload, table: Tensor, spec: CacheSpec, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Write the context of every row through the kernel itself; return K and V of each row."""
     keys, values = [], []
@@ -89,7 +97,7 @@ def _fill(
         for start in range(0, context - new, FILL_CHUNK):
             end = min(start + FILL_CHUNK, context - new)
             chunk = batch_of([(end, end - start)], table[row : row + 1], spec, generator)
-            kernel.forward(cache, chunk)
+            write(chunk)
             k_parts.append(chunk.k)
             v_parts.append(chunk.v)
         keys.append(torch.cat(k_parts))

@@ -83,7 +83,7 @@ def _race_kernels(
         {**calls, PROBE: probe},
         rounds=request.budget.rounds,
         seed=request.seed,
-        seconds=2 * request.budget.check_seconds,
+        seconds=request.budget.race_seconds,
     )
     yield from _kernel_records(contestants, owners, workload, heads, times, read_bytes)
 
@@ -171,7 +171,7 @@ def _race_managers(entries: Sequence[Entry], request: Request) -> Iterator[Recor
             {spec: drill.call for spec, drill in taking_part.items()},
             rounds=request.budget.rounds,
             seed=request.seed,
-            seconds=request.budget.check_seconds,
+            seconds=request.budget.race_seconds,
         )
         for spec, drill in taking_part.items():
             adapter = own[spec].subject.adapter
