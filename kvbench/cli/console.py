@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
     from kvbench.measurement import Announce
 
 
+SECONDS_BETWEEN_LINES = 10.0
+"""Of progress, where stderr is not a terminal."""
+
+
 class Output:
     """Where a command's output goes. With `as_json` stdout holds JSON alone; `quiet` drops progress."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        self._next_line = 0.0
 
     @property
     def console(self) -> Console:
@@ -66,8 +72,9 @@ class Output:
             yield announce
 
     def _announce_plainly(self, text: str, done: int, total: int) -> None:
-        """One line each tenth of the work, for logs."""
-        if not self.quiet and total and (done * 10 // total != (done - 1) * 10 // total):
+        """A line now and then, for logs."""
+        if not self.quiet and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             sys.stderr.write(f"[{done}/{total}] {text}\n")
             sys.stderr.flush()
 
