@@ -33,6 +33,7 @@ class Record:
     value, low, high: the measured value and its 95 % interval, in `unit`; samples: the values behind it.
     verdict, reason: of a check; a skip says why, a failure what was found.
     counterexample: file name below counterexamples/.
+    coverage: how often a check's cases reached each named regime.
     """
 
     suite: str
@@ -51,6 +52,7 @@ class Record:
     verdict: Verdict | None = None
     reason: str = ""
     counterexample: str | None = None
+    coverage: dict[str, int] = field(default_factory=dict)
     run: str = ""
     schema: int = SCHEMA
 
@@ -72,6 +74,7 @@ class ResultFolder:
         try:
             (path / "counterexamples").mkdir(parents=True, exist_ok=True)
             self._done = {record.identity(): record for record in read_records(path)} if existing.exists() else {}
+            self._finished = _finished(path) if self._done else []
             _drop_torn_line(existing)
             self._file = existing.open("a", encoding="utf-8")
         except OSError as error:
@@ -80,6 +83,19 @@ class ResultFolder:
     def done(self, record: Record) -> Record | None:
         """The record of an earlier, resumed run that answers the same question."""
         return self._done.get(record.identity())
+
+    def recorded(self, suite: str) -> list[Record]:
+        """The measurements of a suite that an earlier, resumed run has made."""
+        return [record for record in self._done.values() if record.suite == suite and record.metric]
+
+    def is_finished(self, suite: str) -> bool:
+        """Whether an earlier, resumed run has finished measuring a suite."""
+        return bool(self._done) and suite in self._finished
+
+    def finish(self, suite: str) -> None:
+        """Note that all of a suite's measurements are in the folder."""
+        self._finished = sorted({*self._finished, suite})
+        self.write_json("finished.json", self._finished)
 
     def append(self, record: Record) -> Record:
         """Write `record` (stamped with this run's id) so that it survives whatever happens next."""
@@ -150,6 +166,11 @@ def read_json(path: Path, limit: int = 64 * 2**20) -> Any:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not valid JSON; is the file complete?") from None
+
+
+def _finished(folder: Path) -> list[str]:
+    path = folder / "finished.json"
+    return decode(list[str], read_json(path), str(path)) if path.exists() else []
 
 
 def _drop_torn_line(path: Path) -> None:

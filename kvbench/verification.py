@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvbench.budget import Budget, Effort, effort
 from kvbench.checks import Check, Failure, NotApplicable, Outcome, skip_reason
 from kvbench.codec import decode
-from kvbench.counterexample import Counterexample, make_counterexample
+from kvbench.counterexample import Counterexample, make_counterexample, read_counterexample
 from kvbench.errors import InputError, KvbenchError, UsageError
 from kvbench.interface import PoolSpec
 from kvbench.names import closest
@@ -152,7 +153,9 @@ def ask(question: Question, share: Effort, folder: ResultFolder | None = None) -
     subject, check = question.subject, question.check
     identity = _record(subject, check, params={"seed": share.seed})
     if folder is not None and (earlier := folder.done(identity)) is not None:
-        return earlier
+        if earlier.counterexample is None:
+            return earlier
+        return Finding(earlier, read_counterexample(folder.path / "counterexamples" / Path(earlier.counterexample).name))
     started = time.perf_counter()
     if (reason := skip_reason(check, subject)) is not None:
         return _kept(dataclasses.replace(identity, verdict="skip", reason=reason), folder)
@@ -173,9 +176,7 @@ def ask(question: Question, share: Effort, folder: ResultFolder | None = None) -
 def _passed(record: Record, outcome: Outcome) -> Record:
     if outcome.cases == 0:
         return dataclasses.replace(record, verdict="skip", reason="no case fits what the adapter declares")
-    if outcome.reached:
-        return dataclasses.replace(record, verdict="pass", params={**record.params, "reached": outcome.reached})
-    return dataclasses.replace(record, verdict="pass")
+    return dataclasses.replace(record, verdict="pass", coverage=outcome.reached or {})
 
 
 def _failed(question: Question, failure: Failure, record: Record, folder: ResultFolder | None) -> Finding:

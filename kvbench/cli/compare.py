@@ -21,7 +21,7 @@ def run(parsed: Namespace, output: Output) -> int:
     with session(parsed) as running, output.progress() as announce:
         running.collect(verify(entries, CHECKS, request.budget, request.seed, running.folder, announce))
         for measurement in MEASUREMENTS:
-            running.measure(measurement.measure(entries, request, announce))
+            running.measure(measurement.name, measurement.measure(entries, request, announce))
     output.json(running.records)
     if not output.as_json:
         print_verdicts(output.console, running.records)

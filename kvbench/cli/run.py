@@ -27,7 +27,7 @@ def run(parsed: Namespace, output: Output) -> int:
     )
     entries = open_entries(parsed.adapters, parse_config(parsed.config))
     with session(parsed) as running, output.progress() as announce:
-        running.measure(by_name[parsed.suite].measure(entries, request, announce))
+        running.measure(parsed.suite, by_name[parsed.suite].measure(entries, request, announce))
     output.json(running.records)
     if not output.as_json:
         print_measurements(output.console, running.records)

@@ -33,10 +33,20 @@ class Session:
             else:
                 self.records.append(outcome)
 
-    def measure(self, records: Iterable[Record]) -> None:
-        """Write and keep the records of a measurement."""
-        for record in records:
-            self.records.append(record if self.folder is None else self.folder.append(record))
+    def measure(self, suite: str, records: Iterable[Record]) -> None:
+        """Write and keep the records of a measuring suite, unless a resumed run has them all.
+
+        A suite that was broken off is measured again as a whole, since its figures belong together; what was recorded
+        before stands.
+        """
+        if self.folder is None:
+            self.records.extend(records)
+        elif self.folder.is_finished(suite):
+            self.records.extend(self.folder.recorded(suite))
+        else:
+            for record in records:
+                self.records.append(self.folder.done(record) or self.folder.append(record))
+            self.folder.finish(suite)
 
     @property
     def exit_code(self) -> int:
