@@ -95,13 +95,20 @@ ENDINGS: dict[str, Ending] = {
 """How a sequence may end, by its state."""
 
 
+def _pool(subject: Subject, size: int, caching: bool) -> PoolSpec:
+    """Room for two sequences; a manager that reserves whole sequences is promised that they stay short."""
+    if subject.manager.paged:
+        return PoolSpec(
+            BLOCKS, size, prefix_caching=caching, host_blocks=BLOCKS, max_sequences=4, max_length=4 * BLOCKS * size
+        )
+    return PoolSpec(2 * BLOCKS, size, prefix_caching=caching, max_sequences=4, max_length=BLOCKS * size)
+
+
 def cases(subject: Subject) -> Iterator[Script]:
     """Each ending, `ROUNDS` times in the same pool, with and without prefix caching."""
     for size in block_sizes(subject, joined=False)[:3]:
         for caching in (True, False) if subject.manager.prefix_caching else (False,):
-            pool = PoolSpec(
-                BLOCKS, size, prefix_caching=caching, host_blocks=BLOCKS, max_sequences=4, max_length=4 * BLOCKS * size
-            )
+            pool = _pool(subject, size, caching)
             for ending in ENDINGS.values():
                 rounds = [ending(f"a{number}", size) for number in range(ROUNDS)]
                 yield Script(pool, tuple(operation for one in rounds for operation in one))

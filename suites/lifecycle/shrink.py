@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvbench.checks import Failure, Violation
+from kvbench.subject import EngineError
 from kvbench.suites.lifecycle.operations import Begin, Draft, EndStep, Extend, Operation, Script
 
 Fails = Callable[[Script], Violation | None]
@@ -33,7 +34,7 @@ def shrink(failure: Failure, fails: Fails, seconds: float) -> Failure:
                     if time.monotonic() > deadline:
                         break
                     violation = fails(candidate)
-                    if violation is not None:
+                    if violation is not None and _crashed(violation) == _crashed(failure.violation):
                         smallest, found, searching, progress = candidate, violation, True, True
                         break
         if time.monotonic() > deadline:
@@ -41,6 +42,11 @@ def shrink(failure: Failure, fails: Fails, seconds: float) -> Failure:
     named = _renamed(smallest)
     violation = fails(named)
     return Failure(smallest, found) if violation is None else Failure(named, violation)
+
+
+def _crashed(violation: Violation) -> bool:
+    """Whether the engine raised something: a wrong answer is not shrunk to a crash, nor the other way round."""
+    return isinstance(violation.__cause__, EngineError)
 
 
 def _without_runs(script: Script) -> Iterator[Script]:

@@ -104,8 +104,10 @@ class ForksWithoutReferences(ReferenceManager):
 class HashesWithoutLineage(ReferenceManager):
     def _extend_chain(self, state, length):
         super()._extend_chain(state, 0)
+        if not state.chain:
+            return
         size = self.spec.block_size
-        for index in range(len(state.chain) - 1, length // size if state.chain else 0):
+        for index in range(len(state.chain) - 1, length // size):
             state.chain.append(
                 self.prefixes.hold(state.chain[0], tuple(state.tokens[index * size : (index + 1) * size]))
             )

@@ -10,6 +10,7 @@ from kvbench.budget import BUDGETS, effort
 from kvbench.checks import Violation, skip_reason
 from kvbench.codec import decode, encode
 from kvbench.interface import GroupSpec, PoolSpec
+from kvbench.registry import load_adapter
 from kvbench.search import judge, search
 from kvbench.subject import REFERENCE, Subject
 from kvbench.suites import lifecycle
@@ -258,6 +259,16 @@ def test_a_kernel_that_reads_a_row_too_many_is_found_by_its_indifferent_head(mad
 
     outcome = searched("joined", Subject(Adapter()))
     assert outcome.failure is not None
+
+
+@pytest.mark.slow
+def test_pages_that_an_engine_still_maps_to_a_freed_row_are_found():
+    outcome = searched("joined", Subject(load_adapter("flex")))
+    assert outcome.failure is not None
+    script = outcome.failure.case
+    assert any(isinstance(operation, Free) for operation in script.operations)
+    assert len(script.operations) <= 6
+    assert judge(CHECKS["joined"], Subject(REFERENCE), script) is None
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
