@@ -155,7 +155,8 @@ def ask(question: Question, share: Effort, folder: ResultFolder | None = None) -
     if folder is not None and (earlier := folder.done(identity)) is not None:
         if earlier.counterexample is None:
             return earlier
-        return Finding(earlier, read_counterexample(folder.path / "counterexamples" / Path(earlier.counterexample).name))
+        saved = folder.path / "counterexamples" / Path(earlier.counterexample).name
+        return Finding(earlier, read_counterexample(saved))
     started = time.perf_counter()
     if (reason := skip_reason(check, subject)) is not None:
         return _kept(dataclasses.replace(identity, verdict="skip", reason=reason), folder)

@@ -40,7 +40,10 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
         ('{"suite": "s"}', "results.jsonl:2: field 'adapter' is missing"),
         ("[]", "results.jsonl:2: expected an object (Record)"),
         (json.dumps({"schema": SCHEMA + 1}), f"schema {SCHEMA + 1} is newer than this kvbench reads"),
-        ('{"suite": "s", "adapter": "a", "version": "1", "verdict": "great"}', "results.jsonl:2.verdict: expected one of"),
+        (
+            '{"suite": "s", "adapter": "a", "version": "1", "verdict": "great"}',
+            "results.jsonl:2.verdict: expected one of",
+        ),
     ],
 )
 def test_a_damaged_record_is_named_by_line(tmp_path, line, complaint):

@@ -173,6 +173,12 @@ def print_closing(console: Console, running: Session) -> None:
     findings = len(running.findings)
     if any(record.check for record in running.records):
         console.print()
-        console.print(f"[bold red]{findings} findings[/bold red]" if findings else "[green]no findings[/green]")
+        told = "1 finding" if findings == 1 else f"{findings} findings"
+        console.print(f"[bold red]{told}[/bold red]" if findings else "[green]no findings[/green]")
+    for record in running.records:
+        if record.verdict == "error":
+            console.print(
+                f"[yellow]not judged: {escape(column(record))} {escape(f'{record.check}: {record.reason}')}[/yellow]"
+            )
     if running.page is not None:
         console.print(f"page: {escape(str(running.page))}", soft_wrap=True)

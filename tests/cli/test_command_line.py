@@ -29,6 +29,15 @@ def run(*arguments, **environment):
     )
 
 
+def leaking_adapter(folder):
+    """The example, losing one block of each sequence that it frees."""
+    source = (ROOT / "examples/paged_list.py").read_text()
+    leaking = source.replace("self.free_ids += self._table(seq)", "self.free_ids += self._table(seq)[1:]")
+    assert leaking != source
+    (folder / "leaks.py").write_text(leaking)
+    return f"{folder / 'leaks.py'}:Adapter"
+
+
 def test_help_imports_nothing_heavy():
     heavy = {"torch", "pandas", "numpy", "hypothesis", "rich", "scipy", "jinja2"}
     code = (
@@ -150,12 +159,7 @@ def test_verify_of_the_example_is_clean(tmp_path, capsys):
 
 
 def test_a_fault_is_found_saved_and_replayed(tmp_path, capsys):
-    source = (ROOT / "examples/paged_list.py").read_text()
-    leaking = source.replace("self.free_ids += self._table(seq)", "self.free_ids += self._table(seq)[1:]")
-    assert leaking != source
-    (tmp_path / "leaks.py").write_text(leaking)
-    spec = f"{tmp_path / 'leaks.py'}:Adapter"
-    assert main(["verify", spec, "--json", "--quiet", "--out", str(tmp_path / "out")]) == 1
+    assert main(["verify", leaking_adapter(tmp_path), "--json", "--quiet", "--out", str(tmp_path / "out")]) == 1
     records = json.loads(capsys.readouterr().out)
     failed = [record for record in records if record["verdict"] == "fail"]
     assert failed
@@ -166,6 +170,24 @@ def test_a_fault_is_found_saved_and_replayed(tmp_path, capsys):
         assert main(["replay", str(file), "--adapter", "reference"]) == 0
         assert main(["replay", str(file), "--adapter", EXAMPLE]) == 0
         capsys.readouterr()
+
+
+def test_a_resumed_run_tells_its_findings_again(tmp_path, capsys):
+    arguments = ["verify", leaking_adapter(tmp_path), "--suite", "lifecycle.drain", "--quiet"]
+    arguments += ["--out", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    first = capsys.readouterr().out
+    assert main([*arguments, "--resume"]) == 1
+    assert capsys.readouterr().out == first
+    assert "1 finding\n" in first
+
+
+def test_a_measurement_that_is_finished_is_not_made_again(tmp_path, capsys):
+    arguments = ["run", "fragmentation", EXAMPLE, "--quiet", "--json", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
 
 
 def test_json_goes_to_stdout_alone_and_progress_to_stderr():
@@ -199,7 +221,9 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_made(tmp_path):
         cwd=ROOT,
     )
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not ((out / "results.jsonl").exists() and (out / "results.jsonl").read_text()):
+    while time.monotonic() < deadline and not (
+        (out / "results.jsonl").exists() and (out / "results.jsonl").read_text()
+    ):
         time.sleep(0.2)
     process.send_signal(2)
     _, shown = process.communicate(timeout=60)
