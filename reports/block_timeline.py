@@ -16,6 +16,9 @@ MAX_LEGEND = 24
 COLOURS = 8
 """Owner colours in the style sheet; letters tell sequences apart where these are used again."""
 
+WIDE = 20
+"""Steps from which a drawing may be scrolled, so that its rows are labelled on both sides."""
+
 CELL_HEIGHT = 28.0
 TOP = 26.0
 
@@ -163,14 +166,23 @@ class _Sheet:
     ) -> None:
         self.rows, self.steps, self.owners, self.key, self.cell_width = rows, steps, owners, key, cell_width
         self.left = 54 + CHARACTER * min(max(map(len, rows)), 12)
-        self.width = round(self.left + cell_width * len(steps) + 6)
+        self.right = self.left + cell_width * len(steps)
+        self.labelled_twice = len(steps) > WIDE
+        self.width = round(self.right + (self.left if self.labelled_twice else 6))
         self.height = round(TOP + CELL_HEIGHT * len(rows) + 6)
 
     def parts(self) -> Iterator[Markup]:
         """Stripes of shared blocks, row labels, columns."""
         yield element("defs", *self._stripes())
         for row, block in enumerate(self.rows):
-            yield text(self.left - 10, self._y(row) + CELL_HEIGHT / 2 + 4, f"block {block[:12]}", "axis", "end")
+            middle = self._y(row) + CELL_HEIGHT / 2 + 4
+            yield text(self.left - 10, middle, f"block {block[:12]}", "axis", "end")
+            if self.labelled_twice:
+                yield text(self.right + 10, middle, f"block {block[:12]}", "axis")
+            yield element(
+                "rect", x=self.left + 1, y=self._y(row) + 1, width=self.right - self.left - 2, height=CELL_HEIGHT - 2,
+                rx=3, class_="cell free",
+            )  # fmt: skip
         for column, (number, step) in enumerate(self.steps):
             x = self.left + column * self.cell_width
             yield text(
@@ -199,11 +211,12 @@ class _Sheet:
             "x": x + 1, "y": y + 1, "width": self.cell_width - 2, "height": CELL_HEIGHT - 2, "rx": 3,
         }  # fmt: skip
         if not (names or wrote or read or bad):
-            yield element("rect", class_="cell free", **box)
             return
+        told = _told(number, block, names, wrote=wrote, read=read, note=step.note if bad else "")
         yield element(
             "rect",
-            title(_told(number, block, names, wrote=wrote, read=read, note=step.note if bad else "")),
+            # A cell that one sequence just goes on holding says all by its colour and letter.
+            *([title(told)] if wrote or read or bad or len(names) > 1 else []),
             class_=f"cell {self._class(names)}",
             fill=f"url(#{self._stripe_id(names)})" if len(names) > 1 else None,
             **box,

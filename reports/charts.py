@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from kvbench.reports.svg import CHARACTER, drawing, element, shortened, text, title
 
-WIDTH = 440.0
+WIDTH = 400.0
 SERIES = 8
 """Series colours in the style sheet; with the shapes of `marker` they tell 32 lines apart."""
 
@@ -115,6 +115,22 @@ def marker(number: int, x: float, y: float, told: str = "") -> Markup:
     return element("path", *inner, d=path, **attributes)
 
 
+def series_key(number: int) -> Markup:
+    """A series as a legend shows it."""
+    dash = element("line", x1=0, x2=26, y1=7, y2=7, class_=f"line s{number % SERIES}")
+    return _key(26, dash, marker(number, 13, 7))
+
+
+def colour_key(class_: str) -> Markup:
+    """A colour as a legend shows it."""
+    return _key(14, element("rect", width=14, height=14, rx=2, class_=class_))
+
+
+def _key(width: int, *parts: Markup) -> Markup:
+    size = {"viewBox": f"0 0 {width} 14", "width": width, "height": 14}
+    return element("svg", *parts, class_="key", aria_hidden="true", **size)
+
+
 @dataclass(frozen=True)
 class Dot:
     """A value with its interval. `class_` styles it; `shown` is the value in words, `told` more about it."""
@@ -149,7 +165,7 @@ def dots(rows: Sequence[Dot], rule: Rule | None, about: str, *, ratio: bool = Fa
     def parts() -> Iterator[Markup]:
         for row, dot in enumerate(rows):
             y = top + row * 42.0
-            yield text(0, y + 14, shortened(dot.label, WIDTH - CHARACTER * len(dot.shown) - 16), "axis left")
+            yield text(0, y + 14, shortened(dot.label, WIDTH - 1.15 * CHARACTER * len(dot.shown) - 10), "axis left")
             yield text(WIDTH, y + 14, dot.shown, "figure", "end")
             yield element("line", x1=2, x2=WIDTH - 2, y1=y + 27, y2=y + 27, class_="rail")
             yield element(

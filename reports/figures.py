@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvbench.reports.charts import Bar, Dot, Line, Rule, dots, lines, stacked_bars
+from kvbench.reports.charts import Bar, Dot, Line, Rule, colour_key, dots, lines, series_key, stacked_bars
 from kvbench.reports.frames import Frames, each_row, in_words, plain
 from kvbench.units import format_bytes, format_count, format_value
 
@@ -41,12 +41,12 @@ RELATIVE = "relative_speed"
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its heading; `legend` has (style, name, marker's number or None)."""
+    """A chart with its heading; `legend` has (drawing, name)."""
 
     heading: str
     under: str
     svg: Markup
-    legend: tuple[tuple[str, str, int | None], ...] = ()
+    legend: tuple[tuple[Markup, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def waste_panels(frames: Frames) -> list[Panel]:
     alike: dict[tuple[str, tuple[Bar, ...]], list[str]] = defaultdict(list)
     for (label, workload), group in _grouped(rows, lambda row: (row.label, row.workload)).items():
         alike[workload, tuple(_bars(group, common[workload]))].append(label)
-    legend = tuple((style, name, None) for _, style, name in SHARES)
+    legend = tuple((colour_key(style), name) for _, style, name in SHARES)
     return [
         Panel(
             ", ".join(labels),
@@ -152,7 +152,7 @@ def sharing_panels(frames: Frames) -> list[Panel]:
         series = [Line(", ".join(labels), points) for points, labels in alike.items()]
         unit = "blocks" if all("pool_tokens" not in row.params for row in rows) else "tokens"
         svg = lines(series, ideal.get(workload), format_count, f"Hit ratio by pool size in {unit}, {workload[:100]}.")
-        legend = tuple(("", line.label, number) for number, line in enumerate(series))
+        legend = tuple((series_key(number), line.label) for number, line in enumerate(series))
         panels.append(Panel(workload or "hit ratio", f"hits by pool size in {unit}", svg, legend))
     return panels
 

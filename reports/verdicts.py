@@ -70,7 +70,8 @@ def standings(frames: Frames) -> list[Standing]:
 def _measured_beside(frames: Frames) -> set[str]:
     """What is measured but is no contestant: the baselines that ratios name, and `OF_NO_ADAPTER`."""
     ratios = [row for row in each_row(frames.measurements) if "baseline" in row.params]
-    return OF_NO_ADAPTER | {str(row.params["baseline"]) for row in ratios} - {row.adapter for row in ratios}
+    baselines = {str(row.params["baseline"]) for row in ratios} - {row.adapter for row in ratios}
+    return baselines | OF_NO_ADAPTER
 
 
 OF_NO_ADAPTER = frozenset({"machine", "trace", "baselines"})

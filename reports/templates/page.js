@@ -56,6 +56,13 @@ for (const table of document.querySelectorAll("table.filterable")) {
   table.parentElement.before(box);
 }
 
+// A long timeline opens where it goes wrong.
+for (const ring of document.querySelectorAll("svg.timeline .ring")) {
+  const view = ring.closest(".scroll");
+  const past = ring.getBoundingClientRect().right - view.getBoundingClientRect().right;
+  if (past > 0 && view.scrollLeft === 0) view.scrollLeft = past + view.clientWidth / 2;
+}
+
 addEventListener("beforeprint", () => {
   for (const part of document.querySelectorAll("details:not([open])")) {
     part.open = true;

@@ -155,6 +155,38 @@ def test_no_text_of_a_drawing_is_cut_off(opened, report):
     assert outside == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_leave_room_for_their_figures(opened, make, folder, width):
+    name = "./adapters/mine_with_a_long_name.py:Adapter"
+    records = [*make.speed(name, 1.0), make.against(name, 1.31, "no difference larger than 12 %")]
+    path = folder(*records, *make.fragmentation(name, policy="power-of-two-buddy"))
+    one = opened(write_report([path], path), viewport={"width": width, "height": 800})
+    pairs = one.measure(
+        """[...document.querySelectorAll('svg.chart .axis')].map(label => {
+            let figure = label.nextElementSibling;
+            while (figure && !figure.matches('.figure')) figure = figure.nextElementSibling;
+            return [label.getBoundingClientRect().right, figure.getBoundingClientRect().left];
+        })"""
+    )
+    assert len(pairs) == 6
+    assert all(label < figure for label, figure in pairs), pairs
+
+
+def test_a_long_timeline_opens_where_it_goes_wrong(opened, make, folder):
+    late = type(make.timeline)(12, (make.timeline.steps[0],) * 50 + make.timeline.steps[-1:])
+    saved = [("x", make.counterexample("s.p", "a", timeline=late))]
+    path = folder(make.check("a", "s.p", "fail", reason="wrong", counterexample="x.json"), counterexamples=saved)
+    one = opened(write_report([path], path))
+    inside = one.measure(
+        """(() => {
+            const ring = document.querySelector('svg.timeline .ring');
+            const view = ring.closest('.scroll').getBoundingClientRect(), box = ring.getBoundingClientRect();
+            return view.left <= box.left && box.right <= view.right;
+        })()"""
+    )
+    assert inside
+
+
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_text_stands_out_from_its_ground(opened, report, mode):
     """WCAG 2 AA: 4.5 to 1, for the page's text colours on its paper."""
