@@ -35,6 +35,9 @@ from kvbench.names import closest
 ENTRY_POINTS = "kvbench.adapters"
 """Entry-point group in which a third party publishes adapters."""
 
+FAULT = "fault:"
+"""Stands before the name of a fault or control of the catalogue, where an adapter is named."""
+
 
 @dataclass(frozen=True)
 class BuiltIn:
@@ -117,6 +120,10 @@ def load_adapter(spec: str) -> Adapter:
     if point := next((point for point in _entry_points() if point.name == spec), None):
         module, _, attribute = point.value.partition(":")
         return _instantiate(spec, module, attribute)
+    if spec.startswith(FAULT):
+        from kvbench.faults.catalogue import adapter_named
+
+        return adapter_named(spec.removeprefix(FAULT))
     if re.fullmatch(r"[\w.-]+==[\w.!+-]+", spec):
         raise AdapterError(f"adapter {spec}: isolated releases of an engine need `kvbench env`, which is not built yet")
     target, separator, attribute = spec.rpartition(":")

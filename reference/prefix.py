@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
-Content = tuple[int, ...] | str | None
+from kvbench.interface import Namespace
+
+Content = tuple[int, ...] | str | Namespace | None
 """The tokens of one full block or, at the start of a chain, the namespace."""
 
 

@@ -11,7 +11,6 @@ from kvbench.interface import (
     FLOAT32,
     KERNEL_OPERATIONS,
     KERNEL_OPTIONS,
-    MANAGER_OPERATIONS,
     AttentionKernel,
     CacheManager,
     Capabilities,
@@ -29,7 +28,9 @@ class ReferenceAdapter:
     about = "the executable specification: plain Python and float64"
     capabilities = Capabilities(
         manager=ManagerCapabilities(
-            operations=frozenset(MANAGER_OPERATIONS),
+            operations=frozenset(
+                {"truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "abort"},
+            ),
             prefix_caching=True,
             namespaces=True,
             eviction="lru",
@@ -39,7 +40,7 @@ class ReferenceAdapter:
         kernel=KernelCapabilities(
             precisions=(FLOAT32, BFLOAT16, FLOAT16),
             separate_value_dim=True,
-            options=KERNEL_OPTIONS,
+            options=KERNEL_OPTIONS - {"scales"},
             operations=frozenset(KERNEL_OPERATIONS),
             batch_invariant=True,
         ),

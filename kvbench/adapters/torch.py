@@ -29,7 +29,7 @@ class TorchAdapter:
         kernel=KernelCapabilities(
             precisions=(FLOAT32, BFLOAT16, FLOAT16),
             separate_value_dim=True,
-            options=KERNEL_OPTIONS,
+            options=KERNEL_OPTIONS - {"scales"},
             operations=frozenset(KERNEL_OPERATIONS),
         ),
     )
