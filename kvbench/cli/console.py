@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from kvbench.measurement import Announce
 
+
+COLUMNS_OF_A_FILE = 120
+"""Width of what is printed where there is no terminal to fit."""
 
 SECONDS_BETWEEN_LINES = 10.0
 """Of progress, where stderr is not a terminal."""
@@ -31,10 +35,13 @@ class Output:
 
     @property
     def console(self) -> Console:
-        """Console for people: stdout, or stderr when stdout is for JSON. Honours NO_COLOR."""
+        """Console for people: stdout, or stderr when stdout is for JSON. Honours NO_COLOR and COLUMNS."""
         from rich.console import Console
 
-        return Console(stderr=self.as_json, quiet=self.as_json and self.quiet, highlight=False, soft_wrap=False)
+        console = Console(stderr=self.as_json, quiet=self.as_json and self.quiet, highlight=False, soft_wrap=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = COLUMNS_OF_A_FILE
+        return console
 
     def json(self, data: Any) -> None:
         """Print `data` as JSON if that was asked for."""

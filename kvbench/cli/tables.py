@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -35,10 +36,17 @@ def print_verdicts(console: Console, records: Iterable[Record]) -> None:
     """Checks down, adapters across; the worst answer where a check is asked in several precisions."""
     checks = [record for record in records if record.check]
     adapters = list(dict.fromkeys(record.adapter for record in checks))
-    table = Table(title="Checks", title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table = Table(
+        title="Checks",
+        title_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+        box=SIMPLE_HEAD,
+    )
     table.add_column("check", no_wrap=True)
     for adapter in adapters:
-        table.add_column(escape(adapter), justify="center")
+        table.add_column(escape(adapter), justify="center", overflow="fold")
     for name in dict.fromkeys(record.check for record in checks):
         cells = [_verdict_cell([r for r in checks if r.check == name and r.adapter == adapter]) for adapter in adapters]
         table.add_row(escape(str(name)), *cells)
@@ -61,25 +69,37 @@ def _verdict_cell(records: Sequence[Record]) -> str:
 
 
 def print_findings(console: Console, findings: Sequence[Finding], out: str | None) -> None:
-    """Each finding in words, with how to see it again."""
-    for number, finding in enumerate(findings, 1):
-        record, counterexample = finding.record, finding.counterexample
-        console.print()
-        console.print(
-            f"[bold red]{number}. {escape(column(record))}[/bold red] {escape(record.version)} "
-            f"[bold]{escape(str(record.check))}[/bold]"
-        )
-        console.print(f"   {escape(record.reason)}")
-        for line in counterexample.story[:12]:
-            console.print(f"   [dim]{escape(line)}[/dim]")
-        if len(counterexample.story) > 12:
-            console.print(f"   [dim]... {len(counterexample.story) - 12} more lines in the counterexample[/dim]")
-        said = f"failed {counterexample.reproduced} repetitions; the reference {counterexample.on_reference}"
-        console.print(f"   [dim]{escape(said)}[/dim]")
-        if out and record.counterexample:
-            console.print(
-                f"   kvbench replay {escape(out)}/counterexamples/{escape(record.counterexample)}", soft_wrap=True
-            )
+    """Each finding in words, with how to see it again; one that shows in several precisions is told once."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        settings = (f"{name}={value}" for name, value in sorted(finding.record.config.items()) if name != "precision")
+        alike.setdefault((finding.record.adapter, str(finding.record.check), *settings), []).append(finding)
+    for number, (finding, *others) in enumerate(alike.values(), 1):
+        _print_finding(console, number, finding)
+        for shown in (finding, *others):
+            if shown is not finding:
+                console.print(f"   [dim]also in {escape(column(shown.record))}: {escape(shown.record.reason)}[/dim]")
+            if out and shown.record.counterexample:
+                console.print(
+                    f"   kvbench replay {escape(out)}/counterexamples/{escape(shown.record.counterexample)}",
+                    soft_wrap=True,
+                )
+
+
+def _print_finding(console: Console, number: int, finding: Finding) -> None:
+    record, counterexample = finding.record, finding.counterexample
+    console.print()
+    console.print(
+        f"[bold red]{number}. {escape(column(record))}[/bold red] {escape(record.version)} "
+        f"[bold]{escape(str(record.check))}[/bold]"
+    )
+    console.print(f"   {escape(record.reason)}")
+    for line in counterexample.story[:12]:
+        console.print(f"   [dim]{escape(line)}[/dim]")
+    if len(counterexample.story) > 12:
+        console.print(f"   [dim]... {len(counterexample.story) - 12} more lines in the counterexample[/dim]")
+    said = f"failed {counterexample.reproduced} repetitions; the reference {counterexample.on_reference}"
+    console.print(f"   [dim]{escape(said)}[/dim]")
 
 
 def print_measurements(console: Console, records: Iterable[Record]) -> None:
@@ -94,27 +114,71 @@ COUNTS = frozenset({"events", "tokens", "requests", "sequences"})
 """Units of metrics that explain the others; on a narrow terminal their columns are left to --json and the page."""
 
 
+Row = tuple[str, ...]
+"""What a row of a table is called: the adapter, then the value of each parameter that was varied."""
+
+
 def _print_measured(console: Console, title: str, records: Sequence[Record]) -> None:
     varied = _varied(records)
-    rows: dict[str, dict[str, str]] = {}
+    rows: dict[Row, dict[str, Record]] = {}
     for record in records:
-        # A metric that names its unit ("refused requests") needs no unit in every cell.
-        named = record.unit in COUNTS and (str(record.metric).endswith(record.unit) or record.unit == "events")
-        cells = rows.setdefault(_row_label(record, varied), {})
-        cells[str(record.metric)] = format_value(record.value, "" if named else record.unit)
-    label_width = max(map(len, rows))
-    headings = _fitting_headings(records, title, console.width - label_width - 4)
-    table = Table(title=escape(title), title_justify="left", header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
-    table.add_column("", no_wrap=True, min_width=label_width)
+        rows.setdefault(_row(record, varied), {})[str(record.metric)] = record
+    apart = _rows_apart(rows)
+    shared = {row: cells for row, cells in rows.items() if row not in apart}
+    label_width = sum(max(len(row[column]) for row in shared) + 2 for column in range(len(varied) + 1))
+    shown = [record for cells in shared.values() for record in cells.values()]
+    headings = _fitting_headings(shown, title, console.width - label_width)
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+        box=SIMPLE_HEAD,
+    )
+    table.add_column("adapter", overflow="fold", min_width=min(12, max(len(row[0]) for row in shared)))
+    for name in varied:
+        table.add_column(escape(name.replace("_", " ")), justify="right")
     for heading in headings.values():
-        table.add_column(escape(heading), justify="right")
-    for label, cells in rows.items():
-        table.add_row(escape(label), *(escape(cells.get(metric, "")) for metric in headings))
+        table.add_column(escape(heading), justify="right", min_width=max(map(len, heading.split()), default=0))
+    for row, cells in shared.items():
+        told = (_cell(cells[metric]) if metric in cells else "" for metric in headings)
+        table.add_row(*map(escape, row), *map(escape, told))
     console.print()
     console.print(table)
+    for row in apart:
+        said = ", ".join(f"{name.replace('_', ' ')} {_in_full(record)}" for name, record in rows[row].items())
+        console.print(f"[dim]{escape(f'{row[0]}: {said}')}[/dim]")
     if same := _constant(records, varied):
         console.print(f"[dim]{escape(same)}[/dim]")
     _print_reasons(console, records)
+
+
+def _row(record: Record, varied: Sequence[str]) -> Row:
+    return (column(record), *(_told(record.params[name]) if name in record.params else "" for name in varied))
+
+
+def _rows_apart(rows: Mapping[Row, Mapping[str, Record]]) -> list[Row]:
+    """Rows that have no metric in common with any other, such as what the machine or the trace itself gives."""
+    holders = Counter(metric for cells in rows.values() for metric in cells)
+    apart = [row for row, cells in rows.items() if all(holders[metric] == 1 for metric in cells)]
+    return apart if len(apart) < len(rows) else []
+
+
+def _unit_in_heading(record: Record) -> bool:
+    """Whether the unit is a word that need not stand in every cell."""
+    return "/" in record.unit and format_value(1, record.unit).endswith(f" {record.unit}")
+
+
+def _cell(record: Record) -> str:
+    """A value, without a unit that the heading or the metric's name says."""
+    named = record.unit in COUNTS and (str(record.metric).endswith(record.unit) or record.unit == "events")
+    told = format_value(record.value, "" if named else record.unit)
+    return told.removesuffix(f" {record.unit}") if _unit_in_heading(record) else told
+
+
+def _in_full(record: Record) -> str:
+    return _cell(record) + (f" {record.unit}" if _unit_in_heading(record) else "")
 
 
 def _print_reasons(console: Console, records: Sequence[Record]) -> None:
@@ -126,20 +190,18 @@ def _print_reasons(console: Console, records: Sequence[Record]) -> None:
             console.print(f"[dim]{escape(column(record))}: {escape(record.reason)}{escape(against)}[/dim]")
 
 
-def _row_label(record: Record, varied: Sequence[str]) -> str:
-    """Adapter, and the value of what was varied: "reference, block size 16"."""
-    told = [f"{name.replace('_', ' ')} {_told(record.params[name])}" for name in varied if name in record.params]
-    return ", ".join([column(record), *told])
-
-
 def _fitting_headings(records: Sequence[Record], title: str, width: int) -> dict[str, str]:
     """Metrics and their headings, without the words that the title says; counts only if there is room for them."""
-    units = {str(record.metric): record.unit for record in records}
-    headings = {metric: " ".join(word for word in metric.split("_") if word not in title) for metric in units}
+    first = {str(record.metric): record for record in reversed(records)}
+    headings = {}
+    for metric in dict.fromkeys(str(record.metric) for record in records):
+        words = [word for word in metric.split("_") if word not in title]
+        unit = [first[metric].unit] if _unit_in_heading(first[metric]) else []
+        headings[metric] = "\n".join([" ".join(words), *unit])
     needed = sum(max(8, *map(len, heading.split())) + 2 for heading in headings.values())
     if needed <= width:
         return headings
-    return {metric: heading for metric, heading in headings.items() if units[metric] not in COUNTS} or headings
+    return {metric: text for metric, text in headings.items() if first[metric].unit not in COUNTS} or headings
 
 
 def _told(value: object) -> str:
@@ -150,12 +212,20 @@ def _told(value: object) -> str:
 
 
 def _varied(records: Sequence[Record]) -> list[str]:
-    """Parameters that take several values for the same metric of the same adapter: what a table has rows for."""
-    seen: dict[tuple[str, str, str], set[str]] = {}
-    for record in records:
-        for name, value in record.params.items():
-            seen.setdefault((column(record), str(record.metric), name), set()).add(_told(value))
-    return list(dict.fromkeys(name for (_, _, name), values in seen.items() if len(values) > 1))
+    """What a table has rows for: parameters by which values of the same metric of the same adapter are told apart.
+
+    One that only follows from those before it (the pool's tokens, where the block size changes them) is left out.
+    """
+    chosen: list[str] = []
+    kinds = 0
+    for name in dict.fromkeys(name for record in records for name in record.params):
+        told = [(column(r), r.metric, *(_told(r.params.get(key)) for key in (*chosen, name))) for r in records]
+        if not chosen and not kinds:
+            kinds = len({(column(record), record.metric) for record in records})
+        if len(set(told)) > kinds:
+            chosen.append(name)
+            kinds = len(set(told))
+    return chosen
 
 
 def _constant(records: Sequence[Record], varied: Sequence[str]) -> str:

@@ -62,9 +62,9 @@ def compare(ours: Sequence[float], baseline: Sequence[float], seed: int = 0) -> 
     """Whether we are faster than the baseline: 'faster', 'slower' or 'no difference larger than x %'."""
     ratio = paired_ratio(ours, baseline, seed)
     if ratio.low > 1 + MINIMAL_EFFECT:
-        return Comparison(ratio, "faster", f"faster, {ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})")
+        return Comparison(ratio, "faster", f"faster, {ratio.value:.3g}x ({ratio.low:.3g} to {ratio.high:.3g})")
     if ratio.high < 1 / (1 + MINIMAL_EFFECT):
-        return Comparison(ratio, "slower", f"slower, {ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})")
+        return Comparison(ratio, "slower", f"slower, {ratio.value:.3g}x ({ratio.low:.3g} to {ratio.high:.3g})")
     bound = max(abs(ratio.low - 1), abs(ratio.high - 1), MINIMAL_EFFECT)
     return Comparison(ratio, "no difference", f"no difference larger than {np.ceil(bound * 100):.0f} %")
 
