@@ -128,22 +128,14 @@ def _print_measured(console: Console, title: str, records: Sequence[Record]) -> 
     label_width = sum(max(len(row[column]) for row in shared) + 2 for column in range(len(varied) + 1))
     shown = [record for cells in shared.values() for record in cells.values()]
     headings = _fitting_headings(shown, title, console.width - label_width)
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        header_style="bold",
-        pad_edge=False,
-        collapse_padding=True,
-        box=SIMPLE_HEAD,
-    )
-    table.add_column("adapter", overflow="fold", min_width=min(12, max(len(row[0]) for row in shared)))
-    for name in varied:
-        table.add_column(escape(name.replace("_", " ")), justify="right")
-    for heading in headings.values():
-        table.add_column(escape(heading), justify="right", min_width=max(map(len, heading.split()), default=0))
-    for row, cells in shared.items():
-        told = (_cell(cells[metric]) if metric in cells else "" for metric in headings)
-        table.add_row(*map(escape, row), *map(escape, told))
+    names = ["adapter", *(name.replace("_", " ") for name in varied), *headings.values()]
+    lines = [
+        [*row, *(_cell(cells[metric]) if metric in cells else "" for metric in headings)]
+        for row, cells in shared.items()
+    ]
+    table = _right_aligned(title, names, lines)
+    if console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width:
+        table = _right_aligned(title, [name.replace(" ", "\n") for name in names], lines)
     console.print()
     console.print(table)
     for row in apart:
@@ -152,6 +144,17 @@ def _print_measured(console: Console, title: str, records: Sequence[Record]) -> 
     if same := _constant(records, varied):
         console.print(f"[dim]{escape(same)}[/dim]")
     _print_reasons(console, records)
+
+
+def _right_aligned(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column may be folded, the others not."""
+    table = Table(title=escape(title), title_justify="left", header_style="bold", padding=(0, 1, 0, 0), box=SIMPLE_HEAD)
+    table.add_column(names[0], overflow="fold")
+    for name in names[1:]:
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*map(escape, line))
+    return table
 
 
 def _row(record: Record, varied: Sequence[str]) -> Row:
@@ -217,14 +220,12 @@ def _varied(records: Sequence[Record]) -> list[str]:
     One that only follows from those before it (the pool's tokens, where the block size changes them) is left out.
     """
     chosen: list[str] = []
-    kinds = 0
+    kinds = len({(column(record), record.metric) for record in records})
     for name in dict.fromkeys(name for record in records for name in record.params):
-        told = [(column(r), r.metric, *(_told(r.params.get(key)) for key in (*chosen, name))) for r in records]
-        if not chosen and not kinds:
-            kinds = len({(column(record), record.metric) for record in records})
-        if len(set(told)) > kinds:
-            chosen.append(name)
-            kinds = len(set(told))
+        keys = [*chosen, name]
+        told = {(column(r), r.metric, *(_told(r.params.get(key)) for key in keys)) for r in records}
+        if len(told) > kinds:
+            chosen, kinds = keys, len(told)
     return chosen
 
 
