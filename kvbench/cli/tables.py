@@ -125,17 +125,7 @@ def _print_measured(console: Console, title: str, records: Sequence[Record]) -> 
         rows.setdefault(_row(record, varied), {})[str(record.metric)] = record
     apart = _rows_apart(rows)
     shared = {row: cells for row, cells in rows.items() if row not in apart}
-    label_width = sum(max(len(row[column]) for row in shared) + 2 for column in range(len(varied) + 1))
-    shown = [record for cells in shared.values() for record in cells.values()]
-    headings = _fitting_headings(shown, title, console.width - label_width)
-    names = ["adapter", *(name.replace("_", " ") for name in varied), *headings.values()]
-    lines = [
-        [*row, *(_cell(cells[metric]) if metric in cells else "" for metric in headings)]
-        for row, cells in shared.items()
-    ]
-    table = _right_aligned(title, names, lines)
-    if console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width:
-        table = _right_aligned(title, [name.replace(" ", "\n") for name in names], lines)
+    table = _fitting_table(console, title, varied, shared)
     console.print()
     console.print(table)
     for row in apart:
@@ -144,6 +134,23 @@ def _print_measured(console: Console, title: str, records: Sequence[Record]) -> 
     if same := _constant(records, varied):
         console.print(f"[dim]{escape(same)}[/dim]")
     _print_reasons(console, records)
+
+
+def _fitting_table(
+    console: Console, title: str, varied: Sequence[str], rows: Mapping[Row, Mapping[str, Record]]
+) -> Table:
+    """Rows and their metrics. Where the terminal is narrow headings are broken, then counts are left out."""
+    headings = _headings([record for cells in rows.values() for record in cells.values()], title)
+    needed = {metric: text for metric, (text, is_count) in headings.items() if not is_count}
+    everything = {metric: text for metric, (text, _) in headings.items()}
+    names = ["adapter", *(name.replace("_", " ") for name in varied)]
+    table = Table()
+    for shown, gap in ((everything, " "), (everything, "\n"), (needed or everything, "\n")):
+        lines = [[*row, *(_cell(cells[m]) if m in cells else "" for m in shown)] for row, cells in rows.items()]
+        table = _right_aligned(title, [name.replace(" ", gap) for name in [*names, *shown.values()]], lines)
+        if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+            break
+    return table
 
 
 def _right_aligned(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -193,18 +200,14 @@ def _print_reasons(console: Console, records: Sequence[Record]) -> None:
             console.print(f"[dim]{escape(column(record))}: {escape(record.reason)}{escape(against)}[/dim]")
 
 
-def _fitting_headings(records: Sequence[Record], title: str, width: int) -> dict[str, str]:
-    """Metrics and their headings, without the words that the title says; counts only if there is room for them."""
-    first = {str(record.metric): record for record in reversed(records)}
-    headings = {}
-    for metric in dict.fromkeys(str(record.metric) for record in records):
-        words = [word for word in metric.split("_") if word not in title]
-        unit = [first[metric].unit] if _unit_in_heading(first[metric]) else []
-        headings[metric] = "\n".join([" ".join(words), *unit])
-    needed = sum(max(8, *map(len, heading.split())) + 2 for heading in headings.values())
-    if needed <= width:
-        return headings
-    return {metric: text for metric, text in headings.items() if first[metric].unit not in COUNTS} or headings
+def _headings(records: Sequence[Record], title: str) -> dict[str, tuple[str, bool]]:
+    """The heading of each metric, without the words that the title says, and whether it only counts something."""
+    headings: dict[str, tuple[str, bool]] = {}
+    for record in records:
+        words = " ".join(word for word in str(record.metric).split("_") if word not in title)
+        heading = f"{words}\n{record.unit}" if _unit_in_heading(record) else words
+        headings.setdefault(str(record.metric), (heading, record.unit in COUNTS))
+    return headings
 
 
 def _told(value: object) -> str:
