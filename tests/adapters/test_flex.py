@@ -1,5 +1,7 @@
 """torch's PagedAttention as a manager, and its two known faults as the generic checks see them."""
 
+import shutil
+
 import pytest
 
 from kvbench.adapters.flex import FlexAdapter, FlexManager
@@ -80,6 +82,7 @@ def test_misuse_and_what_it_cannot_do_are_refused():
         FlexAdapter().kernel({}).create(CacheSpec(1, 1, 16, block_size=8), 6, cache)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_it_answers_as_eager_does():
     import torch
 
