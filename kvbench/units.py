@@ -25,6 +25,13 @@ def format_count(value: float) -> str:
     return f"{value:,.3g}G"
 
 
+def format_seconds(value: float) -> str:
+    """Seconds to three digits in a unit that suits them: 0.00123 -> "1.23 ms"."""
+    if abs(value) >= 1:
+        return f"{value:.3g} s"
+    return f"{value * 1e3:.3g} ms" if abs(value) >= 1e-3 else f"{value * 1e6:.3g} \N{MICRO SIGN}s"
+
+
 def format_value(value: float | None, unit: str) -> str:
     """A measured value in its unit: ratios as percentages, bandwidths in GB/s, bytes in binary units."""
     if value is None or not math.isfinite(value):
@@ -33,6 +40,8 @@ def format_value(value: float | None, unit: str) -> str:
         return f"{value:.1%}"
     if unit == "bytes":
         return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
     if unit == "bytes/s":
         return f"{value / 1e9:.2f} GB/s"
     return f"{format_count(value)} {unit}".strip()

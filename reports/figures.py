@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from kvbench.reports.charts import Bar, Dot, Line, Rule, colour_key, dots, lines, series_key, stacked_bars
 from kvbench.reports.frames import Frames, each_row, in_words, plain
-from kvbench.units import format_bytes, format_count, format_value
+from kvbench.units import format_count, format_value
 
 SHARES = (
     ("effective_utilisation", "held", "holds tokens"),
@@ -34,7 +34,10 @@ SPEED = {
 }
 SHARING = ("token_hit_ratio", "ideal_token_hit_ratio")
 SAVED = ("bytes_saved", "blocks_saved", "memory_saved")
-GROWTH = "kv_bytes"
+GROWTH = {
+    "kv_bytes": "KV bytes of one sequence",
+    "generation_time": "Decoding with the cache and without",
+}
 FLOOR = "memory_bandwidth"
 RELATIVE = "relative_speed"
 
@@ -293,16 +296,29 @@ def _interval(row: Any) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def growth_panel(frames: Frames) -> Panel | None:
-    """KV bytes of one sequence by context length, a model a row, against the largest."""
-    rows = [row for row in measured(frames, GROWTH) if row.value > 0]
-    if not rows:
-        return None
-    made = [
-        Dot(f"{row.workload} {in_words(row.params)}".strip(), row.value, 0.0, row.value, format_bytes(row.value))
-        for row in sorted(rows, key=lambda row: (row.workload, row.value))
-    ]
-    return Panel("KV bytes of one sequence", "", dots(made, None, "KV bytes of one sequence"))
+def growth_panels(frames: Frames) -> list[Panel]:
+    """KV bytes of one sequence by model and context, and the time of decoding with a cache and without."""
+    panels = []
+    for metric, heading in GROWTH.items():
+        for workload, rows in _grouped(measured(frames, metric), lambda row: row.workload).items():
+            made = [
+                Dot(
+                    f"{row.label}, {in_words(row.params)}",
+                    row.value,
+                    _finite(row.low, row.value),
+                    _finite(row.high, row.value),
+                    format_value(row.value, row.unit),
+                )
+                for row in sorted(rows, key=lambda row: (_steps(row), row.label))
+            ]
+            panels.append(Panel(heading, workload, dots(made, None, f"{heading}, {workload[:100]}")))
+    return panels
+
+
+def _steps(row: Any) -> float:
+    """What the time of decoding is ordered by; rows of anything else keep together by name."""
+    steps = row.params.get("steps", 0)
+    return float(steps) if isinstance(steps, int) and abs(steps) < 1e30 else 0.0
 
 
 def measurement_table(frames: Frames, rows: Sequence[Any], caption: str) -> Table:
@@ -321,5 +337,5 @@ def measurement_table(frames: Frames, rows: Sequence[Any], caption: str) -> Tabl
 
 def other_rows(frames: Frames) -> list[Any]:
     """Measurements that no figure shows."""
-    shown = {metric for metric, _, _ in SHARES} | {*SHARING, *SAVED, GROWTH, FLOOR, RELATIVE, *SPEED}
-    return [row for row in measured(frames) if row.metric not in shown and row.suite != "throughput"]
+    shown = {metric for metric, _, _ in SHARES} | {*SHARING, *SAVED, *GROWTH, FLOOR, RELATIVE, *SPEED}
+    return [row for row in measured(frames) if row.metric not in shown and row.suite not in ("throughput", "growth")]

@@ -64,7 +64,10 @@ def report_context(frames: Frames) -> dict[str, Any]:
             [*figures.speed_rows(frames), *figures.measured(frames, figures.RELATIVE, figures.FLOOR)],
             "Everything that was timed",
         ),
-        "growth": figures.growth_panel(frames),
+        "growth": figures.growth_panels(frames),
+        "growth_table": figures.measurement_table(
+            frames, [row for row in figures.measured(frames) if row.suite == "growth"], "Bytes, times and operations"
+        ),
         "others": figures.measurement_table(frames, others, "Other measurements") if others else None,
         "sources": frames.sources,
         "environment": environment_rows(frames),

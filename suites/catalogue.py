@@ -3,8 +3,9 @@
 from kvbench.checks import Check
 from kvbench.measurement import Measurement
 from kvbench.suites import correctness, lifecycle, prefix
+from kvbench.suites.growth import GROWTH
 from kvbench.suites.throughput import MEASUREMENT as THROUGHPUT
 from kvbench.suites.traces import FRAGMENTATION, PREFIX_SHARING
 
 CHECKS: tuple[Check, ...] = (*correctness.CHECKS, *lifecycle.CHECKS, *prefix.CHECKS)
-MEASUREMENTS: tuple[Measurement, ...] = (FRAGMENTATION, PREFIX_SHARING, THROUGHPUT)
+MEASUREMENTS: tuple[Measurement, ...] = (FRAGMENTATION, PREFIX_SHARING, THROUGHPUT, GROWTH)

@@ -110,7 +110,7 @@ def print_measurements(console: Console, records: Iterable[Record]) -> None:
         _print_measured(console, f"{suite}: {workload}" if workload else suite, chosen)
 
 
-COUNTS = frozenset({"events", "tokens", "requests", "sequences"})
+COUNTS = frozenset({"events", "tokens", "requests", "sequences", "query-key pairs"})
 """Units of metrics that explain the others; on a narrow terminal their columns are left to --json and the page."""
 
 
@@ -180,9 +180,14 @@ def _unit_in_heading(record: Record) -> bool:
     return "/" in record.unit and format_value(1, record.unit).endswith(f" {record.unit}")
 
 
+def _in_name(record: Record) -> bool:
+    """Whether the metric's name says its unit."""
+    return str(record.metric).endswith(record.unit.replace("-", "_").replace(" ", "_"))
+
+
 def _cell(record: Record) -> str:
     """A value, without a unit that the heading or the metric's name says."""
-    named = record.unit in COUNTS and (str(record.metric).endswith(record.unit) or record.unit == "events")
+    named = record.unit in COUNTS and (_in_name(record) or record.unit == "events")
     told = format_value(record.value, "" if named else record.unit)
     return told.removesuffix(f" {record.unit}") if _unit_in_heading(record) else told
 

@@ -218,7 +218,7 @@ def test_noise_is_told_once_and_not_under_every_chart(make, folder):
 def test_the_growth_of_the_cache_is_drawn_where_it_is_recorded(make, folder):
     path = folder(
         *(
-            make.metric("memory", "estimate", "kv_bytes", 131072.0 * n, "bytes", workload="m", params={"context": n})
+            make.metric("growth", "m", "kv_bytes", 131072.0 * n, "bytes", workload="bf16", params={"context": n})
             for n in (1024, 4096)
         )
     )
