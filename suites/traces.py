@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
+from kvbench.checks import NotApplicable, Violation
 from kvbench.interface import CacheManager, PoolSpec
 from kvbench.measurement import Announce, Measurement, Request
 from kvbench.models import element_format, find_model
 from kvbench.reference.memory import bytes_per_token
 from kvbench.results import Record
 from kvbench.suites.fragmentation import Serving, contiguous_policies, measure_fragmentation, measure_policies
+from kvbench.suites.prefix.saved import memory_saved
 from kvbench.suites.prefix_reuse import Sharing, measure_ideal_reuse, measure_prefix_reuse
 from kvbench.suites.rows import Row
 from kvbench.verification import Entry
@@ -23,6 +26,13 @@ BASELINES = "baselines"
 
 TRACE = "trace"
 """Name in records of what is a property of the trace alone."""
+
+SHARED_TOKENS, OWN_TOKENS = 1024, 64
+COMPANIES = (2, 8, 32)
+"""How many requests run side by side, each of a common prompt and tokens of its own."""
+
+BEGIN_ALIKE = f"{SHARED_TOKENS} common tokens, {OWN_TOKENS} own"
+"""Workload of what is saved among such requests."""
 
 
 def measure_fragmentation_of(entries: Sequence[Entry], request: Request, announce: Announce) -> Iterator[Record]:
@@ -37,8 +47,9 @@ def measure_fragmentation_of(entries: Sequence[Entry], request: Request, announc
         def announce_entry(text: str, done: int, total: int, name: str = entry.spec) -> None:
             announce(f"fragmentation: {name}, {text}", done, total)
 
-        rows = measure_fragmentation(_maker(entry), declared, trace, serving, announce_entry)
-        yield from (_record("fragmentation", row, trace, entry) for row in rows)
+        settings = {} if declared.paged else _settings(entry)  # they say how far ahead it reserves
+        for row in measure_fragmentation(_maker(entry), declared, trace, serving, announce_entry):
+            yield _record("fragmentation", replace(row, params={**settings, **row.params}), trace, entry)
     for row in measure_policies(contiguous_policies(trace, serving), trace, serving, announce):
         yield _record("fragmentation", row, trace, None, BASELINES)
 
@@ -59,6 +70,26 @@ def measure_prefix_sharing_of(entries: Sequence[Entry], request: Request, announ
 
         rows = measure_prefix_reuse(_maker(entry), declared, trace, sharing, announce_entry)
         yield from (_record("prefix-sharing", row, trace, entry) for row in rows)
+        yield from _saved_by(entry)
+
+
+def _saved_by(entry: Entry) -> Iterator[Record]:
+    """Blocks saved among requests that begin alike, exactly; nothing from a manager that cannot be asked."""
+    block_size = entry.subject.manager.block_sizes.among([16])[0]
+    for requests in COMPANIES:
+        try:
+            rows = list(memory_saved(entry.subject, requests, SHARED_TOKENS, OWN_TOKENS, block_size))
+        except (NotApplicable, Violation):
+            return
+        yield from (_record("prefix-sharing", row, None, entry, workload=BEGIN_ALIKE) for row in rows)
+
+
+def _settings(entry: Entry) -> dict[str, str]:
+    """The value of each setting that the adapter has."""
+    subject = entry.subject
+    return {
+        option.name: subject.config.get(option.name, option.values[0]) for option in subject.adapter.capabilities.config
+    }
 
 
 def _maker(entry: Entry) -> Callable[[PoolSpec], CacheManager]:
@@ -85,7 +116,10 @@ def _bytes_per_token(model: str | None) -> int:
     return bytes_per_token(find_model(model or "llama-3.1-8b").groups(element_format("bf16")))
 
 
-def _record(suite: str, row: Row, trace: Trace, entry: Entry | None, owner: str = "") -> Record:
+def _record(
+    suite: str, row: Row, trace: Trace | None, entry: Entry | None, owner: str = "", workload: str = ""
+) -> Record:
+    """The record of a row. owner: who it belongs to, where that is no adapter; workload: where it is no trace."""
     about: dict[str, Any] = {"adapter": owner, "version": __version__}
     if entry is not None:
         config = {key: value for key, value in entry.subject.config.items() if key != "precision"}
@@ -95,7 +129,7 @@ def _record(suite: str, row: Row, trace: Trace, entry: Entry | None, owner: str 
         metric=row.metric,
         value=float(row.value),
         unit=row.unit,
-        workload=Path(trace.name).name,
+        workload=workload if trace is None else Path(trace.name).name,
         params=dict(row.params),
         **about,
     )

@@ -184,7 +184,9 @@ def _add_pages(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Every error of ours is one line on stderr."""
-    parsed = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = build_parser().parse_args(words)
+    parsed.command_line = ["kvbench", *words]
     output = Output(as_json=parsed.json, quiet=parsed.quiet)
     try:
         code: int = importlib.import_module(parsed.module).run(parsed, output)

@@ -63,7 +63,7 @@ def session(parsed: Namespace) -> Iterator[Session]:
         yield Session(None)
         return
     with ResultFolder(Path(parsed.out), resume=parsed.resume) as folder:
-        folder.write_json("environment.json", describe())
+        folder.write_json("environment.json", {"command": parsed.command_line, **describe()})
         running = Session(folder)
         try:
             yield running

@@ -110,7 +110,7 @@ def print_measurements(console: Console, records: Iterable[Record]) -> None:
         _print_measured(console, f"{suite}: {workload}" if workload else suite, chosen)
 
 
-COUNTS = frozenset({"events", "tokens", "requests", "sequences", "query-key pairs"})
+COUNTS = frozenset({"events", "tokens", "requests", "sequences", "blocks", "query-key pairs"})
 """Units of metrics that explain the others; on a narrow terminal their columns are left to --json and the page."""
 
 
@@ -182,7 +182,7 @@ def _unit_in_heading(record: Record) -> bool:
 
 def _in_name(record: Record) -> bool:
     """Whether the metric's name says its unit."""
-    return str(record.metric).endswith(record.unit.replace("-", "_").replace(" ", "_"))
+    return record.unit.replace("-", "_").replace(" ", "_") in str(record.metric)
 
 
 def _cell(record: Record) -> str:
