@@ -71,11 +71,15 @@ def _measured_beside(frames: Frames) -> set[str]:
     """What is measured but is no contestant: the baselines that ratios name, and `OF_NO_ADAPTER`."""
     ratios = [row for row in each_row(frames.measurements) if "baseline" in row.params]
     baselines = {str(row.params["baseline"]) for row in ratios} - {row.adapter for row in ratios}
-    return baselines | OF_NO_ADAPTER
+    others = {row.adapter for row in each_row(frames.measurements) if row.suite != SUITE_OF_NO_ADAPTER}
+    return baselines | OF_NO_ADAPTER | ({row.adapter for row in each_row(frames.measurements)} - others)
 
 
 OF_NO_ADAPTER = frozenset({"machine", "trace", "baselines"})
 """Names under which the suites record what belongs to no adapter."""
+
+SUITE_OF_NO_ADAPTER = "growth"
+"""All that it measures belongs to none: models, and decoding with a cache and without."""
 
 
 def _by(frames: Frames, *columns: str) -> dict[Any, list[Any]]:

@@ -225,6 +225,7 @@ def test_the_growth_of_the_cache_is_drawn_where_it_is_recorded(make, folder):
     text = without_tags(write_report([path], path).read_text())
     assert "How the cache grows" in text
     assert "512 MiB" in text
+    assert "not checked" not in text
 
 
 def test_an_unknown_metric_is_in_a_table(compared_folder):
