@@ -34,10 +34,8 @@ SPEED = {
 }
 SHARING = ("token_hit_ratio", "ideal_token_hit_ratio")
 SAVED = ("bytes_saved", "blocks_saved", "memory_saved")
-GROWTH = {
-    "kv_bytes": "KV bytes of one sequence",
-    "generation_time": "Decoding with the cache and without",
-}
+KV_BYTES = "kv_bytes"
+GENERATION = "generation_time"
 FLOOR = "memory_bandwidth"
 RELATIVE = "relative_speed"
 
@@ -297,28 +295,39 @@ def _interval(row: Any) -> str:
 
 
 def growth_panels(frames: Frames) -> list[Panel]:
-    """KV bytes of one sequence by model and context, and the time of decoding with a cache and without."""
+    """KV bytes of one sequence, a panel a context length; the time of decoding with a cache and without."""
     panels = []
-    for metric, heading in GROWTH.items():
-        for workload, rows in _grouped(measured(frames, metric), lambda row: row.workload).items():
-            made = [
-                Dot(
-                    f"{row.label}, {in_words(row.params)}",
-                    row.value,
-                    _finite(row.low, row.value),
-                    _finite(row.high, row.value),
-                    format_value(row.value, row.unit),
-                )
-                for row in sorted(rows, key=lambda row: (_steps(row), row.label))
-            ]
-            panels.append(Panel(heading, workload, dots(made, None, f"{heading}, {workload[:100]}")))
+    for workload, context, rows in _by_context(measured(frames, KV_BYTES)):
+        made = [Dot(row.label, row.value, row.value, row.value, format_value(row.value, row.unit)) for row in rows]
+        panels.append(
+            Panel("KV bytes of one sequence", f"{workload}, {context}", dots(made, None, f"KV bytes, {context}"))
+        )
+    for workload, timed in _grouped(measured(frames, GENERATION), lambda row: row.workload).items():
+        made = [
+            Dot(
+                f"{row.label}, {in_words(row.params)}",
+                row.value,
+                _finite(row.low, row.value),
+                _finite(row.high, row.value),
+                format_value(row.value, row.unit),
+            )
+            for row in sorted(timed, key=lambda row: (_number(row, "steps"), row.label))
+        ]
+        panels.append(Panel("Time to decode", workload, dots(made, None, f"Time to decode, {workload[:100]}")))
     return panels
 
 
-def _steps(row: Any) -> float:
-    """What the time of decoding is ordered by; rows of anything else keep together by name."""
-    steps = row.params.get("steps", 0)
-    return float(steps) if isinstance(steps, int) and abs(steps) < 1e30 else 0.0
+def _by_context(rows: Sequence[Any]) -> Iterator[tuple[str, str, list[Any]]]:
+    """(workload, context in words, rows), short contexts first, large caches first."""
+    ordered = sorted(rows, key=lambda row: (_number(row, "context"), -row.value))
+    for (workload, context), group in _grouped(ordered, lambda row: (row.workload, in_words(row.params))).items():
+        yield workload, context, group
+
+
+def _number(row: Any, parameter: str) -> float:
+    """A parameter that rows are ordered by; 0 where it is none."""
+    value = row.params.get(parameter, 0)
+    return float(value) if isinstance(value, int) and abs(value) < 1e30 else 0.0
 
 
 def measurement_table(frames: Frames, rows: Sequence[Any], caption: str) -> Table:
@@ -337,5 +346,5 @@ def measurement_table(frames: Frames, rows: Sequence[Any], caption: str) -> Tabl
 
 def other_rows(frames: Frames) -> list[Any]:
     """Measurements that no figure shows."""
-    shown = {metric for metric, _, _ in SHARES} | {*SHARING, *SAVED, *GROWTH, FLOOR, RELATIVE, *SPEED}
+    shown = {metric for metric, _, _ in SHARES} | {*SHARING, *SAVED, KV_BYTES, GENERATION, FLOOR, RELATIVE, *SPEED}
     return [row for row in measured(frames) if row.metric not in shown and row.suite not in ("throughput", "growth")]
