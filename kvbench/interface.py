@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,34 +55,6 @@ class PoolSpec:
     max_length: int = 4096
 
 
-@dataclass(frozen=True)
-class Media:
-    """An image or sound whose placeholders are the tokens start .. start + length - 1 of a prompt.
-
-    content: tells one item from another, as a digest does. Placeholders are alike for all items.
-    """
-
-    content: str
-    start: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Namespace:
-    """What keys a prefix besides its tokens, field by field: a `salt` and an `adapter` of the same name are different.
-
-    salt: keeps tenants apart. adapter: the LoRA weights that K/V are computed with. media: in the order of their
-    `start`; an item concerns only the prefixes that reach it, and its place counts.
-    """
-
-    salt: str | None = None
-    adapter: str | None = None
-    media: tuple[Media, ...] = ()
-
-
-NamespaceField = Literal["salt", "adapter", "media"]
-
-
 class Tier(enum.StrEnum):
     """Which memory a copy reads and writes."""
 
@@ -107,12 +79,11 @@ class CacheManager(Protocol):
     state as it was.
     """
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         """Admit `seq` with slots for all `tokens`; return how many leading tokens already have K/V.
 
         The caller computes the rest (all of it, or in chunks over several steps), so at least one token is left unless
-        `tokens` is empty. Only prefixes begun under the same `namespace` may be hit. A string is one opaque name; a
-        `Namespace` is given to managers that declare `namespace_fields`, with the fields that they declare.
+        `tokens` is empty. Only prefixes begun under the same `namespace` may be hit.
         """
 
     def extend(self, seq: str, tokens: Sequence[int], speculative: bool = False) -> None:
@@ -195,33 +166,8 @@ class Resets(Protocol):
         """Forget all cached prefixes; running sequences keep their blocks but these may not be hit any more."""
 
 
-@runtime_checkable
-class Transfers(Protocol):
-    """Operation `transfers`: copies to and from the host may take longer than the step that hands them out.
-
-    Without it such copies are carried out at once. With it, a copy of tier OUT or IN reads its source and writes its
-    target at some moment between `take_copies` and `finished`; until then neither block is anybody else's. A sequence
-    whose IN copies are not finished takes no part in a step. It may be freed, and its blocks are pending until the end.
-    """
-
-    def finished(self, copies: Sequence[Copy]) -> None:
-        """State, between steps, that these copies, in any order, have been carried out."""
-
-
-@runtime_checkable
-class Keys(Protocol):
-    """Operation `keys`: what full blocks are found by, as routers and second tiers are told."""
-
-    def prefix_keys(self, tokens: Sequence[int], namespace: str | Namespace | None = None) -> Sequence[bytes]:
-        """One key a full block of `tokens`. Equal keys mean equal prefixes under equal namespaces. Changes nothing."""
-
-
-ManagerOperation = Literal[
-    "truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "transfers", "keys", "abort", "threads"
-]
-"""Optional manager operations. `abort`: `free` is legal inside a step, before the writes. `threads`: several threads
-may call at once.
-"""
+ManagerOperation = Literal["truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "abort"]
+"""Optional manager operations. `abort`: `free` is legal inside a step, before the writes."""
 
 MANAGER_OPERATIONS: Mapping[ManagerOperation, type | None] = {
     "truncate": Truncates,
@@ -230,10 +176,7 @@ MANAGER_OPERATIONS: Mapping[ManagerOperation, type | None] = {
     "preempt": Preempts,
     "swap": Swaps,
     "reset": Resets,
-    "transfers": Transfers,
-    "keys": Keys,
     "abort": None,
-    "threads": None,
 }
 
 
@@ -271,11 +214,7 @@ FLOAT16 = Precision("f16", "float16", "float16")
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Shape of the K/V cache that a kernel is asked to create. `head_dim_v` None means the same as `head_dim`.
-
-    k_scale, v_scale: elements rest in the cache divided by these, and are read times these: what keeps an 8-bit format
-    within its range. Option `scales` of a kernel; 1 otherwise.
-    """
+    """Shape of the K/V cache that a kernel is asked to create. `head_dim_v` None means the same as `head_dim`."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -285,8 +224,6 @@ class CacheSpec:
     head_dim_v: int | None = None
     num_layers: int = 1
     device: str = "cpu"
-    k_scale: float = 1.0
-    v_scale: float = 1.0
 
     @property
     def value_dim(self) -> int:
@@ -412,8 +349,10 @@ KERNEL_OPERATIONS: Mapping[KernelOperation, type] = {
     "plan": Plans,
 }
 
-KernelOption = Literal["scale", "non_causal", "window", "softcap", "alibi", "sinks", "lse", "scales"]
-KERNEL_OPTIONS: frozenset[KernelOption] = frozenset(get_args(KernelOption))
+KernelOption = Literal["scale", "non_causal", "window", "softcap", "alibi", "sinks", "lse"]
+KERNEL_OPTIONS: frozenset[KernelOption] = frozenset(
+    {"scale", "non_causal", "window", "softcap", "alibi", "sinks", "lse"}
+)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -478,9 +417,7 @@ class ManagerCapabilities:
     block_sizes: block sizes in tokens.
     operations: the optional operations.
     prefix_caching: prompts can hit cached prefixes (`partial_blocks`: also up to the middle of a block).
-    namespaces: `begin` accepts a namespace. `namespace_fields`: it accepts a `Namespace` with these fields.
-    key_seed: how the operation `keys` starts: "secret" keys differ from one manager to the next, so that nobody can
-        make two prefixes collide; "reproducible" ones are the same in every process.
+    namespaces: `begin` accepts a namespace.
     eviction: order in which unused cached blocks are given up, where it is documented.
     windows, max_groups: sliding-window groups, and how many groups of layers one manager holds.
     paged: blocks are allocated as they are needed. One that reserves a sequence's whole length at `begin` says no.
@@ -491,8 +428,6 @@ class ManagerCapabilities:
     prefix_caching: bool = False
     partial_blocks: bool = False
     namespaces: bool = False
-    namespace_fields: frozenset[NamespaceField] = frozenset()
-    key_seed: Literal["secret", "reproducible"] | None = None
     eviction: Literal["lru"] | None = None
     windows: bool = False
     max_groups: int = 1
@@ -530,8 +465,7 @@ class KernelCapabilities:
 class ConfigOption:
     """A setting of an adapter that `--config NAME=VALUE` may change: its values (the first is the default) and meaning.
 
-    `precision` is always available for kernels and need not be listed. `hash_bits` is recognised: the last of its
-    values makes prefix hashes so short that they collide, and prefixes must be told apart all the same.
+    `precision` is always available for kernels and need not be listed.
     """
 
     name: str
@@ -569,9 +503,9 @@ class Adapter(Protocol):
 
 __all__ = [
     "ANY_SIZE", "BFLOAT16", "FLOAT16", "FLOAT32", "HOLE", "INTERFACE_VERSION", "KERNEL_OPERATIONS", "KERNEL_OPTIONS",
-    "MANAGER_OPERATIONS", "NO_SLOT", "Adapter", "Attends", "AttentionKernel", "AttentionOptions", "AttentionResult",
-    "Batch", "CacheManager", "CacheSpec", "Capabilities", "ConfigOption", "CopiesBlocks", "Copy", "Forks",
-    "GroupSpec", "KernelCapabilities", "KernelOperation", "KernelOption", "Keys", "KnownLimit", "Limit",
-    "ManagerCapabilities", "ManagerOperation", "Media", "Namespace", "NamespaceField", "Plans", "PoolSpec",
-    "Precision", "Preempts", "Resets", "Sizes", "Swaps", "Tier", "Transfers", "Truncates", "Writes",
+    "MANAGER_OPERATIONS", "NO_SLOT", "Adapter", "AttentionKernel", "AttentionOptions", "AttentionResult", "Attends",
+    "Batch", "CacheManager", "CacheSpec", "Capabilities", "ConfigOption", "CopiesBlocks", "Copy", "Forks", "GroupSpec",
+    "KernelCapabilities", "KernelOperation", "KernelOption", "KnownLimit", "Limit", "ManagerCapabilities",
+    "ManagerOperation", "Plans", "PoolSpec", "Precision", "Preempts", "Resets", "Sizes", "Swaps", "Tier", "Truncates",
+    "Writes",
 ]  # fmt: skip

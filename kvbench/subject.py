@@ -19,7 +19,6 @@ from kvbench.interface import (
     KernelCapabilities,
     KnownLimit,
     ManagerCapabilities,
-    Namespace,
     PoolSpec,
     Precision,
 )
@@ -55,7 +54,7 @@ class GuardedManager:
     def __init__(self, manager: CacheManager) -> None:
         self.unguarded: Any = manager
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         result: int = _guard("begin", self.unguarded.begin, seq, tokens, namespace)
         return result
 

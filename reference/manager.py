@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from kvbench.errors import InvalidRequest, OutOfBlocks, UnknownSequence
-from kvbench.interface import HOLE, Copy, Namespace, PoolSpec, Tier
+from kvbench.interface import HOLE, Copy, PoolSpec, Tier
 from kvbench.reference.blocks import BlockPool
 from kvbench.reference.prefix import Prefix, PrefixCache
 from kvbench.reference.refusals import check_length, check_pool, check_tokens
@@ -44,7 +44,7 @@ class ReferenceManager:
 
     # -- CacheManager ------------------------------------------------------------------------------------------------
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         """Admit `seq`; return how many leading tokens are hit."""
         self._check_new(seq)
         state = SequenceState(namespace, check_tokens(tokens), self._empty_tables())

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
-from kvbench.interface import Namespace
-
-Content = tuple[int, ...] | str | Namespace | None
+Content = tuple[int, ...] | str | None
 """The tokens of one full block or, at the start of a chain, the namespace."""
 
 

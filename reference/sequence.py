@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvbench.interface import HOLE, Namespace
+from kvbench.interface import HOLE
 from kvbench.reference.prefix import Prefix
 
 
@@ -27,7 +27,7 @@ class SequenceState:
     chain: the namespace's root, then the prefixes of the leading full blocks; empty if the K/V may not be shared.
     """
 
-    namespace: str | Namespace | None
+    namespace: str | None
     tokens: list[int]
     tables: list[list[int]]
     committed: int = 0

@@ -14,7 +14,6 @@ from kvbench.interface import (
     ConfigOption,
     Copy,
     ManagerCapabilities,
-    Namespace,
     PoolSpec,
 )
 from kvbench.reference.contiguous import ContiguousPool, Span, buddy, reserve_max
@@ -74,7 +73,7 @@ class ContiguousManager:
         self._copies: list[Copy] = []
         self._preemptions = 0
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         if namespace is not None:
             raise Unsupported(f"namespace {namespace!r}; without prefix caching there are none, leave it out")
         if seq in self._sequences:

@@ -45,7 +45,6 @@ from kvbench.interface import (
     KernelCapabilities,
     Limit,
     ManagerCapabilities,
-    Namespace,
     PoolSpec,
 )
 
@@ -128,7 +127,7 @@ class FlexManager:
         self._free_rows = list(range(spec.max_sequences - 1, -1, -1))
         self._held: dict[str, Held] = {}
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         if namespace is not None:
             raise Unsupported(f"namespace {namespace!r}: this engine caches no prefixes and knows no namespaces")
         if seq in self._held:

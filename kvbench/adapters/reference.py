@@ -11,6 +11,7 @@ from kvbench.interface import (
     FLOAT32,
     KERNEL_OPERATIONS,
     KERNEL_OPTIONS,
+    MANAGER_OPERATIONS,
     AttentionKernel,
     CacheManager,
     Capabilities,
@@ -28,9 +29,7 @@ class ReferenceAdapter:
     about = "the executable specification: plain Python and float64"
     capabilities = Capabilities(
         manager=ManagerCapabilities(
-            operations=frozenset(
-                {"truncate", "truncate_accepted", "fork", "preempt", "swap", "reset", "abort"},
-            ),
+            operations=frozenset(MANAGER_OPERATIONS),
             prefix_caching=True,
             namespaces=True,
             eviction="lru",
@@ -40,7 +39,7 @@ class ReferenceAdapter:
         kernel=KernelCapabilities(
             precisions=(FLOAT32, BFLOAT16, FLOAT16),
             separate_value_dim=True,
-            options=KERNEL_OPTIONS - {"scales"},
+            options=KERNEL_OPTIONS,
             operations=frozenset(KERNEL_OPERATIONS),
             batch_invariant=True,
         ),

@@ -29,7 +29,7 @@ class TorchAdapter:
         kernel=KernelCapabilities(
             precisions=(FLOAT32, BFLOAT16, FLOAT16),
             separate_value_dim=True,
-            options=KERNEL_OPTIONS - {"scales"},
+            options=KERNEL_OPTIONS,
             operations=frozenset(KERNEL_OPERATIONS),
         ),
     )

@@ -35,7 +35,6 @@ from kvbench.interface import (
     KernelCapabilities,
     Limit,
     ManagerCapabilities,
-    Namespace,
     PoolSpec,
 )
 
@@ -172,7 +171,7 @@ class TransformersManager:
         self._held: dict[str, Held] = {}
         self._owed: list[Copy] = []
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         if namespace is not None:
             raise Unsupported(f"namespace {namespace!r}: this engine keys prefixes by their tokens alone")
         self._refuse_running(seq)

@@ -22,7 +22,7 @@ MANAGER = REFERENCE.capabilities.manager or ManagerCapabilities()
 KERNEL = REFERENCE.capabilities.kernel or KernelCapabilities()
 
 
-@dataclass(frozen=True)
+@dataclass
 class MadeAdapter:
     """An adapter made of up to two factories."""
 

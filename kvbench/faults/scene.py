@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvbench.errors import OutOfBlocks
-from kvbench.interface import HOLE, Copy, GroupSpec, Namespace, PoolSpec, Tier
+from kvbench.interface import HOLE, Copy, GroupSpec, PoolSpec, Tier
 from kvbench.subject import Subject
 
 Row = tuple[object, ...]
@@ -36,14 +36,14 @@ class Scene:
         self.device: dict[tuple[int, int], Row] = {}
         self.host: dict[tuple[int, int], Row] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.namespace: dict[str, str | Namespace | None] = {}
+        self.namespace: dict[str, str | None] = {}
         self.written: dict[str, int] = {}
         self.away: set[str] = set()
         self.wrong: list[str] = []
 
     # -- what a caller asks for --------------------------------------------------------------------------------------
 
-    def begin(self, seq: str, tokens: Sequence[int], namespace: str | Namespace | None = None) -> int:
+    def begin(self, seq: str, tokens: Sequence[int], namespace: str | None = None) -> int:
         """Admit a sequence; return how many tokens are cached."""
         cached = int(self.manager.begin(seq, tokens, namespace))
         self.tokens[seq], self.namespace[seq], self.written[seq] = list(tokens), namespace, cached
@@ -136,8 +136,9 @@ class Scene:
         return wrong
 
     def _rows(self, seq: str, group: int, start: int, stop: int) -> list[tuple[tuple[int, int], Row]]:
-        """Where rows start .. stop - 1 rest according to the table, and who they should be."""
-        table, size = self.manager.block_table(seq, group), self.spec.block_size
+        """Where rows start .. stop - 1 rest according to the table, and who they should be; past its end in a hole."""
+        size = self.spec.block_size
+        table = [*self.manager.block_table(seq, group), *[HOLE] * (stop // size + 1)]
         tokens, namespace = tuple(self.tokens[seq]), self.namespace[seq]
         return [
             ((table[position // size], position % size), (namespace, tokens[: position + 1], group))
@@ -146,7 +147,7 @@ class Scene:
 
     def _write(self, seq: str, start: int, stop: int) -> None:
         for group in range(len(self.spec.groups)):
-            self.device.update(self._rows(seq, group, start, stop))
+            self.device.update(row for row in self._rows(seq, group, start, stop) if row[0][0] != HOLE)
 
     def _read(self, seq: str, start: int, stop: int) -> list[str]:
         """Everything that a query at `start` or later sees."""
@@ -154,7 +155,7 @@ class Scene:
         for group, spec in enumerate(self.spec.groups):
             first = 0 if spec.window is None else max(0, start - spec.window + 1)
             for (block, place), row in self._rows(seq, group, first, stop):
-                found = self.device.get((block, place)) if block != HOLE else None
+                found = self.device.get((block, place))
                 if found != row:
                     position = len(row[1]) - 1 if isinstance(row[1], tuple) else 0
                     wrong.append(f"{seq} read {found} at position {position}, block {block}")

@@ -39,7 +39,7 @@ from kvbench.suites.correctness import CHECKS
 EVERYTHING = KernelCapabilities(
     precisions=(FLOAT32,),
     separate_value_dim=True,
-    options=KERNEL_OPTIONS - {"scales"},
+    options=KERNEL_OPTIONS,
     operations=frozenset(KERNEL_OPERATIONS) - {"plan"},
     batch_invariant=True,
 )
