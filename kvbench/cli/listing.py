@@ -15,7 +15,7 @@ from kvbench.cli.console import Output
 
 def run(parsed: Namespace, output: Output) -> int:
     """List what there is."""
-    rows = list({"adapters": _adapters, "suites": _suites, "models": _models, "traces": _traces}[parsed.what]())
+    rows = list(LISTS[parsed.what]())
     output.json(rows)
     if output.as_json:
         return 0
@@ -56,3 +56,16 @@ def _traces() -> Iterator[dict[str, Any]]:
     from kvbench.workloads import list_traces
 
     yield from list_traces()
+
+
+def _faults() -> Iterator[dict[str, Any]]:
+    from kvbench.faults.catalogue import classes, controls, faults
+
+    names = {known.id: known.name for known in classes()}
+    for fault in faults():
+        yield {"name": fault.id, "class": names[fault.class_id], "about": fault.about, "needs": ", ".join(fault.needs)}
+    for control in controls():
+        yield {"name": control.id, "class": "correct", "about": control.about, "needs": ""}
+
+
+LISTS = {"adapters": _adapters, "suites": _suites, "faults": _faults, "models": _models, "traces": _traces}

@@ -47,6 +47,7 @@ def build_parser() -> Parser:
     _add_replay(commands)
     _add_run(commands)
     _add_compare(commands)
+    _add_faults(commands)
     _add_estimate(commands)
     _add_pages(commands)
     return parser
@@ -66,11 +67,13 @@ def _command(commands: argparse._SubParsersAction[Parser], name: str, module: st
     return parser
 
 
-def _add_budget(parser: Parser) -> None:
-    parser.add_argument(
-        "--budget", default="quick", metavar="B", help="quick (default), standard, deep, or a time such as 30s"
-    )
+def _add_budget(parser: Parser, default: str = "quick") -> None:
+    told = f"quick, standard, deep, or a time such as 30s (default {default})"
+    parser.add_argument("--budget", default=default, metavar="B", help=told)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all generated cases (default 0)")
+
+
+def _add_config(parser: Parser) -> None:
     parser.add_argument(
         "--config",
         action="append",
@@ -88,12 +91,12 @@ def _add_out(parser: Parser) -> None:
 
 
 def _add_list(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(commands, "list", "listing", "list adapters, suites, models or traces", "")
+    parser = _command(commands, "list", "listing", "list adapters, suites, faults, models or traces", "")
     parser.add_argument(
         "what",
         nargs="?",
         default="adapters",
-        choices=["adapters", "suites", "models", "traces"],
+        choices=["adapters", "suites", "faults", "models", "traces"],
         help="what to list (default: adapters); an adapter that cannot run here says why and how to get it",
     )
 
@@ -111,6 +114,7 @@ def _add_verify(commands: argparse._SubParsersAction[Parser]) -> None:
         "--suite", action="append", default=[], metavar="S", help="only this suite or check; may be repeated"
     )
     _add_budget(parser)
+    _add_config(parser)
     _add_out(parser)
 
 
@@ -128,15 +132,16 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         "run",
         "run",
         "run one measuring suite",
-        "Suites: fragmentation, prefix-sharing, throughput. Needs no trace file: generated traces are built in.",
+        "Suites: fragmentation, prefix-sharing, throughput, growth. No trace file is needed: generated ones are built in.",
     )
-    parser.add_argument("suite", metavar="SUITE", help="fragmentation, prefix-sharing or throughput")
+    parser.add_argument("suite", metavar="SUITE", help="fragmentation, prefix-sharing, throughput or growth")
     parser.add_argument("adapters", nargs="+", metavar="ADAPTER", help=ADAPTER_HELP)
     parser.add_argument(
         "--trace", metavar="FILE|NAME", help="a request trace (a file, or a name of `kvbench list traces`)"
     )
     parser.add_argument("--model", metavar="M", help="the model whose shapes are used (see `kvbench list models`)")
     _add_budget(parser)
+    _add_config(parser)
     _add_out(parser)
 
 
@@ -152,7 +157,25 @@ def _add_compare(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--trace", metavar="FILE|NAME", help="the request trace of the fragmentation suite")
     parser.add_argument("--model", metavar="M", help="the model whose shapes the throughput suite uses")
     _add_budget(parser)
+    _add_config(parser)
     _add_out(parser)
+
+
+def _add_faults(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        commands,
+        "faults",
+        "faults",
+        "run the suites against every known fault",
+        "Each fault of the catalogue is shown to every check that it allows, and so is each correct adapter with\n"
+        "unusual habits, which must not be accused. Exits with 0 if all faults are killed and nobody is accused.",
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ID", help="a fault, a class or a control; may be repeated"
+    )
+    parser.add_argument("--exhaustive", action="store_true", help="ask every check, and tell what each alone finds")
+    parser.add_argument("--jobs", type=int, metavar="N", help="trials at a time (default: as many as cores)")
+    _add_budget(parser, default="standard")
 
 
 def _add_estimate(commands: argparse._SubParsersAction[Parser]) -> None:

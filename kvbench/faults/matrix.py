@@ -83,7 +83,7 @@ def entries(only: Sequence[str] = ()) -> list[Fault | Control]:
 def hold(entry: Fault | Control, checks: Sequence[Check], budget: Budget, seed: int, *, exhaustive: bool) -> Trial:
     """Show `entry` to the checks until one fails, or to all of them. Everything that goes wrong is in the result."""
     started = time.perf_counter()
-    about = _about(entry, seed)
+    about = not_held(entry, seed)
     try:
         is_alive = alive(entry) if isinstance(entry, Fault) else None
         began = time.perf_counter()
@@ -94,7 +94,8 @@ def hold(entry: Fault | Control, checks: Sequence[Check], budget: Budget, seed: 
     return replace(about, alive=is_alive, kills=kills, seconds=time.perf_counter() - started)
 
 
-def _about(entry: Fault | Control, seed: int) -> Trial:
+def not_held(entry: Fault | Control, seed: int) -> Trial:
+    """What is known of a trial before it is held."""
     if isinstance(entry, Control):
         return Trial(entry.id, "control", "", "", 0, entry.about, seed, None, (), 0.0)
     known = next(found for found in classes() if found.id == entry.class_id)
@@ -166,4 +167,4 @@ def _sequences(operations: Sequence[Any]) -> int:
     return len({name for name in names if isinstance(name, str)})
 
 
-__all__ = ["Kill", "Trial", "entries", "hold"]
+__all__ = ["Kill", "Trial", "entries", "hold", "not_held"]
