@@ -132,7 +132,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         "run",
         "run",
         "run one measuring suite",
-        "Suites: fragmentation, prefix-sharing, throughput, growth. No trace file is needed: generated ones are built in.",
+        "Suites: fragmentation, prefix-sharing, throughput, growth. Traces are built in; no file is needed.",
     )
     parser.add_argument("suite", metavar="SUITE", help="fragmentation, prefix-sharing, throughput or growth")
     parser.add_argument("adapters", nargs="+", metavar="ADAPTER", help=ADAPTER_HELP)
