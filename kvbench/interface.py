@@ -87,7 +87,10 @@ class CacheManager(Protocol):
         """
 
     def extend(self, seq: str, tokens: Sequence[int], speculative: bool = False) -> None:
-        """Give `seq` slots for more tokens: the next chunk of its prompt, decoded tokens, or drafts (`speculative`)."""
+        """Give `seq` slots for more tokens: the next chunk of its prompt, decoded tokens, or drafts (`speculative`).
+
+        No tokens change nothing.
+        """
 
     def commit(self, seq: str, length: int) -> None:
         """State, after the writes of a step, that the K/V of the first `length` tokens exists and is accepted.

@@ -131,7 +131,10 @@ def load_openvino() -> Any:
 
 @dataclass(frozen=True)
 class OpenVinoCache:
-    """keys, values: an `openvino.Tensor` a layer, of whatever shape the compiled model asks for."""
+    """keys, values: an `openvino.Tensor` a layer, of whatever shape the compiled model asks for.
+
+    Each holds one block more than `num_blocks`: zeros, which stand in for holes.
+    """
 
     spec: CacheSpec
     num_blocks: int
@@ -175,7 +178,7 @@ class OpenVinoKernel:
         check_cache(self._declared, spec)
         model = self._model(spec, AttentionOptions())
         keys, values = (
-            tuple(self._zeros(model.input(name), num_blocks) for _ in range(spec.num_layers))
+            tuple(self._zeros(model.input(name), num_blocks + 1) for _ in range(spec.num_layers))
             for name in ("key_cache", "value_cache")
         )
         return OpenVinoCache(spec, num_blocks, keys, values)
@@ -202,7 +205,9 @@ class OpenVinoKernel:
         tensors = {"key_cache": cache.keys[batch.layer], "value_cache": cache.values[batch.layer]}
         for name, tokens in (("query", batch.q), ("key", batch.k), ("value", batch.v)):
             tensors[name] = self._shared(tokens[:num_tokens].reshape(num_tokens, -1))
-        tensors |= {name: self._openvino.Tensor(numbers) for name, numbers in _metadata(batch).items()}
+        tensors |= {
+            name: self._openvino.Tensor(numbers) for name, numbers in _metadata(batch, cache.num_blocks).items()
+        }
         for name, tensor in tensors.items():
             request.set_tensor(name, tensor)
         return Ready(request, tensors, out)
@@ -213,7 +218,7 @@ class OpenVinoKernel:
 
         check_copies(cache.num_blocks, pairs)
         for tensor in (*cache.keys, *cache.values):
-            blocks = tensor.data.reshape(cache.num_blocks, -1)
+            blocks = tensor.data.reshape(cache.num_blocks + 1, -1)
             for source, target in pairs:
                 blocks[target] = blocks[source]
 
@@ -277,11 +282,11 @@ class OpenVinoKernel:
         return self._openvino.Tensor(bits.numpy(), list(tokens.shape), element)
 
 
-def _metadata(batch: Batch) -> dict[str, npt.NDArray[Any]]:
+def _metadata(batch: Batch, null_block: int) -> dict[str, npt.NDArray[Any]]:
     """The operation's integers.
 
-    It reads what lies behind a window and masks it, so a hole cannot be given to it: the row's last block, whose
-    contents are finite, stands in for one.
+    It reads what lies behind a window and weights it with zero, so a hole cannot be given to it: a block whose contents
+    are finite stands in for one.
     """
     import numpy as np
 
@@ -289,7 +294,7 @@ def _metadata(batch: Batch) -> dict[str, npt.NDArray[Any]]:
     counts = -(-lengths // BLOCK_SIZE)
     tables = [table[:count].copy() for table, count in zip(batch.block_tables.numpy(), counts, strict=True)]
     for table in tables:
-        table[table == HOLE] = table[-1] if len(table) else HOLE
+        table[table == HOLE] = null_block
     return {
         "past_lens": (lengths - np.diff(starts)).astype(np.int32),
         "subsequence_begins": starts.astype(np.int32),

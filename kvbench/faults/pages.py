@@ -48,11 +48,25 @@ class SpoiltKernel:
         self.right.copy_blocks(cache, pairs)
 
     def forward(self, cache: Any, batch: Batch) -> AttentionResult:
+        self.check(cache, batch)
         self.write(cache, batch.k, batch.v, batch.slot_mapping, batch.layer)
         return self.attend(cache, batch)
 
+    def check(self, cache: Any, batch: Batch) -> None:
+        """Refuse what the reference refuses, before anything is written."""
+        from kvbench.reference.requests import check_forward
+
+        check_forward(cache.spec, cache.num_blocks, batch)
+
+    def changed(self, cache: Any, batch: Batch, **changed: Tensor) -> AttentionResult:
+        """What the reference computes of a legal batch with some of its arguments replaced, legal or not."""
+        from kvbench.reference.requests import check_attend
+
+        check_attend(cache.spec, cache.num_blocks, batch)
+        return self.unchecked(cache, batch, **changed)
+
     def unchecked(self, cache: Any, batch: Batch, **changed: Tensor) -> AttentionResult:
-        """What the reference computes without its checks, with some of its arguments replaced."""
+        """The same of any batch."""
         from kvbench.reference.attention import attend_paged
 
         exact = attend_paged(

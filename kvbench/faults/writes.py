@@ -75,8 +75,8 @@ def _changed_by_padding(subject: Subject) -> str | None:
     """A full pool: every slot is somebody's, the first and the last included."""
     import torch
 
-    pages = Pages(subject, [(4, 0), (4, 0), (3, 1)], SHAPE)
-    pages.tables = [[0], [pages.num_blocks - 1], [2]]
+    pages = Pages(subject, [(4, 0), (8, 0), (3, 1)], SHAPE)
+    pages.tables = [[0], [pages.num_blocks - 1, 3], [2]]
     for number, row in enumerate(pages.rows):
         k, v = pages.k[number][: row.context], pages.v[number][: row.context]
         pages.kernel.write(pages.cache, k, v, pages.slots(number, 0, row.context))
@@ -121,7 +121,7 @@ class TakesSlotsForBlocks(SpoiltKernel):
     """Tables are read as if they held token slots: block b is looked for at slot b."""
 
     def attend(self, cache: Any, batch: Batch) -> AttentionResult:
-        return self.unchecked(cache, batch, tables=batch.block_tables // cache.spec.block_size)
+        return self.changed(cache, batch, tables=batch.block_tables // cache.spec.block_size)
 
 
 class IgnoresStrides(SpoiltKernel):

@@ -25,11 +25,13 @@ class NumbersCase:
     """A scene, and which operation answers: `forward`, or `attend` or `plan` where they are declared.
 
     sunk: adds a large negative number to all scores of a row, which softmax must not notice.
+    packed: q, k and v are views of one buffer, as a fused projection leaves them.
     """
 
     scene: Scene
     through: Through = "forward"
     sunk: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,23 @@ def judge_numbers(subject: Subject, case: NumbersCase) -> None:
         _sink_scores(stage)
     for layer in range(case.scene.layers):
         batch = stage.new_batch(layer=layer)
+        batch = _packed(batch) if case.packed else batch
         label = f"{case.through} of {len(case.scene.rows)} rows" + (f" in layer {layer}" if layer else "")
         demand(stage, _answer(stage, batch, case.through), expected_of(stage, layer=layer), subject, label)
+
+
+def _packed(batch: Batch) -> Batch:
+    """The same tokens as views of one buffer, whose other elements are not numbers."""
+    import torch
+
+    parts = (batch.q, batch.k, batch.v)
+    widest = max(part.shape[2] for part in parts)
+    heads = [part.shape[1] for part in parts]
+    buffer = torch.full((len(batch.q), sum(heads), widest + 1), torch.nan, dtype=batch.q.dtype, device=batch.q.device)
+    views = [rows[..., : part.shape[2]] for rows, part in zip(torch.split(buffer, heads, 1), parts, strict=True)]
+    for view, part in zip(views, parts, strict=True):
+        view.copy_(part)
+    return replace(batch, q=views[0], k=views[1], v=views[2])
 
 
 def _can_sink(subject: Subject) -> bool:
@@ -175,6 +192,7 @@ def numbers_cases(subject: Subject, effort: Effort) -> SearchStrategy[NumbersCas
         scenes(subject, max_layers=2, long=True),
         st.sampled_from(throughs),
         st.sampled_from([False, False, True]) if _can_sink(subject) else st.just(False),
+        st.booleans(),
     )
 
 
@@ -185,6 +203,9 @@ def options_cases(subject: Subject, effort: Effort) -> SearchStrategy[OptionsCas
     @st.composite
     def draw_case(draw: DrawFn) -> OptionsCase:
         scene = draw(scenes(subject, max_rows=3, long=True))
+        if draw(st.sampled_from([False, False, True])):
+            # Engines take another path where every row decodes.
+            scene = replace(scene, rows=tuple(Row(row.context, 1) for row in scene.rows))
         declared = sorted(subject.kernel.options - {"lse"})
         chosen = set(draw(st.lists(st.sampled_from(declared), min_size=1, max_size=2, unique=True)))
         return OptionsCase(scene, draw_options(draw, scene, chosen))

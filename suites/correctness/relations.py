@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.budget import Effort
 from kvbench.checks import Check, NotApplicable
-from kvbench.interface import AttentionOptions, AttentionResult
+from kvbench.interface import HOLE, AttentionOptions, AttentionResult, Batch
 from kvbench.subject import Subject
 from kvbench.suites.correctness.cases import Row, Scene, blocks_for, nothing_required, padded, scenes
 from kvbench.suites.correctness.numbers import expected_of, violation
@@ -225,7 +225,7 @@ def judge_dead_memory(subject: Subject, case: DeadMemoryCase) -> None:
     batch = clean.new_batch(case.options)
     base, again = clean.forward(batch), clean.forward(batch)
     stage = set_stage(subject, case.scene, stale=_poison(clean, case.poison))
-    result = stage.forward(stage.new_batch(case.options))
+    result = stage.forward(_left_behind(stage, stage.new_batch(case.options), _poison(clean, case.poison)))
     if same_bits(base, result):
         return
     if same_bits(base, again):
@@ -235,6 +235,24 @@ def judge_dead_memory(subject: Subject, case: DeadMemoryCase) -> None:
     if wrong is not None:
         label = f"with {_poison(clean, case.poison):g} in every slot that is not live"
         raise violation(stage, wrong, subject, label, case.options)
+
+
+def _left_behind(stage: Stage, batch: Batch, poison: float) -> Batch:
+    """The batch with holes where a window has left whole blocks behind, and poison in these."""
+    window, size = batch.options.window, stage.memory.spec.block_size
+    if window is None:
+        return batch
+    blocks = [max(0, row.context - window + 1) // size for row in stage.scene.rows]
+    tables = batch.block_tables.clone()
+    for row, count in enumerate(blocks):
+        tables[row, :count] = HOLE
+    tokens = [count * size for count in blocks]
+    k, v = (
+        [rows.new_full((count, *rows.shape[1:]), poison) for rows, count in zip(half, tokens, strict=True)]
+        for half in (stage.content[0].k, stage.content[0].v)
+    )
+    stage.memory.store(stage.tables, k, v)
+    return replace(batch, block_tables=tables)
 
 
 def _poison(stage: Stage, poison: Poison) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.checks import Violation
@@ -28,6 +29,9 @@ from kvbench.suites.lifecycle.operations import (
     Truncate,
 )
 from kvbench.suites.lifecycle.store import Store, Work, Wrong
+
+OTHER_TOKEN = 3
+"""What a caller's list holds once a call is over: a token that prompts here have."""
 
 Tables = Mapping[str, tuple[list[int], ...]]
 
@@ -192,7 +196,8 @@ class Client:
         live, manager, model = self.model.live, self.manager, self.model
         match operation:
             case Begin(seq=name, tokens=tokens, namespace=namespace):
-                cached = int(manager.begin(name, tokens, namespace))
+                with lent(tokens) as given:
+                    cached = int(manager.begin(name, given, namespace))
                 self._admitted(model.begin(name, tokens, namespace, cached))
                 return Answer(said=f"{cached} cached", cached=cached)
             case Resume(seq=name):
@@ -201,10 +206,12 @@ class Client:
                 self._admitted(live[name])
                 return Answer(said=f"{cached} cached", cached=cached)
             case Extend(seq=name, tokens=tokens):
-                manager.extend(name, tokens)
+                with lent(tokens) as given:
+                    manager.extend(name, given)
                 model.extend(live[name], tokens)
             case Draft(seq=name, tokens=tokens, accepted=accepted):
-                manager.extend(name, tokens, True)
+                with lent(tokens) as given:
+                    manager.extend(name, given, True)
                 model.extend(live[name], tokens, drafts=True, accepted=accepted)
             case Fork(parent=name, child=child):
                 manager.fork(name, child)
@@ -288,6 +295,16 @@ class Client:
                 if work.first < work.upto:
                     wrote.update(table[work.first // size : self.model.blocks_for(work.upto)])
         return tuple(sorted(wrote)), tuple(sorted(read))
+
+
+@contextlib.contextmanager
+def lent(tokens: Sequence[int]) -> Iterator[list[int]]:
+    """`tokens` in a list that its owner uses for something else afterwards."""
+    given = list(tokens)
+    try:
+        yield given
+    finally:
+        given[:] = [OTHER_TOKEN] * len(given)
 
 
 def model_knows(model: Model, seq: Live) -> bool:

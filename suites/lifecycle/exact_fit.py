@@ -57,6 +57,8 @@ def cases(subject: Subject) -> Iterator[ExactFit]:
 def judge_exact_fit(subject: Subject, case: ExactFit) -> None:
     """The operation takes exactly what it needs, is granted where that is free, and refused where it is not."""
     world = _with_room_for(subject, case)
+    if case.more:
+        _grow_by_nothing(world)
     operation: Operation = Extend("a", (2,) * case.more) if case.more else Begin("a", (1,) * case.length)
     free = world.view.free
     answer = world.perform(operation)
@@ -70,6 +72,14 @@ def judge_exact_fit(subject: Subject, case: ExactFit) -> None:
     if taken != case.need:
         _raise(world, f"{operation.told()} took {taken} blocks of {case.block_size} tokens, {case.need} are needed")
     world.finish()
+
+
+def _grow_by_nothing(world: World) -> None:
+    """No token more takes no block more."""
+    free = world.view.free
+    world.perform(Extend("a", ()))
+    if world.view.free != free:
+        _raise(world, f"extending a by no token took {free - world.view.free} blocks")
 
 
 def _with_room_for(subject: Subject, case: ExactFit) -> World:

@@ -366,6 +366,22 @@ class Rules:
                 self.do(Extend(name, (1 + place,)))
         self.end_step(choices)
 
+    def rewrite(self, choices: Choices) -> None:
+        """A sequence that others share drops tokens and puts other ones in their place."""
+        names = [name for name in self.running() if self.world and self.world.model.live[name].length > 1]
+        if not names:
+            return
+        assert self.world is not None
+        name = choices.among(names)
+        child = self.new_name()
+        if self.do(Fork(name, child)) and self.do(EndStep()):
+            author = choices.among((name, child))
+            length = self.world.model.live[author].length
+            dropped = 1 + choices.below(min(length - 1, self.script.pool.block_size))
+            if self.do(Truncate(author, length - dropped)):
+                self.do(Extend(author, (4,) * (1 + choices.below(dropped))))
+                self.end_step(choices)
+
     def preempt(self, choices: Choices) -> None:
         """Take a sequence's blocks away."""
         if names := self.running():
@@ -380,6 +396,11 @@ class Rules:
     def swap_out(self, choices: Choices) -> None:
         """Move a sequence, or all of them, to the host, and mostly back, when what they left has been used."""
         names = self.running()
+        if choices.below(3) == 0:
+            # Half computed.
+            name, size = self.new_name(), self.script.pool.block_size
+            if self.do(Begin(name, self.prompt(choices))) and self.do(EndStep(1 + choices.below(size + 1))):
+                names = [name, *names]
         for name in names if choices.below(3) == 0 else names[:1]:
             self.do(SwapOut(name))
         self.do(EndStep())
@@ -392,8 +413,33 @@ class Rules:
         """Move sequences back, in some order."""
         names = self.in_state("swapped")
         for name in names[::-1] if choices.below(2) else names[:1]:
-            self.do(SwapIn(name))
+            if self.do(SwapIn(name)) and choices.below(2):
+                # What comes back is asked for, computed or not.
+                assert self.world is not None
+                seq = self.world.model.live[name]
+                self.do(Begin(self.new_name(), (*seq.tokens, 1)[:LONGEST_PROMPT], seq.namespace))
         self.end_step(choices)
+
+    def exchange(self, choices: Choices) -> None:
+        """One sequence goes to the host and another comes back in the same step, then the first comes back, too."""
+        here, away = self.running(), self.in_state("swapped")
+        if not here:
+            return
+        leaving = choices.among(here)
+        if not away:
+            self.do(SwapOut(leaving))
+            self.do(EndStep())
+            self.fill(choices)
+            here, away = [name for name in self.running() if name != leaving], self.in_state("swapped")
+        if not (here and away):
+            return
+        leaving, coming = choices.among(here), choices.among(away)
+        if self.do(SwapOut(leaving)):
+            self.do(SwapIn(coming))
+            self.do(EndStep())
+            self.do(Free(coming))
+            self.do(SwapIn(leaving))
+            self.end_step(choices)
 
     def reset(self, choices: Choices) -> None:
         """Forget cached prefixes, then ask for one that was there."""
@@ -426,10 +472,12 @@ def rules_for(declared: ManagerCapabilities, joined: bool, misuse: bool) -> list
             names.append(name)
     if "truncate" in declared.operations:
         names.append("draft")
+    if {"fork", "truncate_accepted"} <= declared.operations:
+        names.append("rewrite")
     if "preempt" in declared.operations:
         names.append("resume")
     if "swap" in declared.operations and not joined:
-        names += ["swap_out", "swap_in"]
+        names += ["swap_out", "swap_in", "exchange"]
     return [*names, "misuse"] if misuse else names
 
 

@@ -26,6 +26,8 @@ class Eviction:
 
     blocks: full blocks of each prompt. order: which prompt is asked for, turn by turn; a later turn refreshes it.
     held: prompts that stay running from their last turn on; they cannot be evicted.
+    paths: content of each prompt's blocks, where prompts begin alike. overlapping: a prompt's turns are in pairs; it
+    begins at the first and is released at the second, and others run in between.
     """
 
     block_size: int
@@ -33,6 +35,25 @@ class Eviction:
     order: tuple[int, ...]
     evicted: int
     held: tuple[int, ...] = ()
+    paths: tuple[tuple[int, ...], ...] = ()
+    overlapping: bool = False
+
+    def path(self, prompt: int) -> tuple[int, ...]:
+        """The content of each full block of `prompt`."""
+        return self.paths[prompt] if self.paths else (10 + prompt,) * self.blocks[prompt]
+
+    def moves(self) -> Iterator[tuple[int, bool]]:
+        """Which prompt begins (True) or is released (False), in order."""
+        running: set[int] = set()
+        last = {prompt: turn for turn, prompt in enumerate(self.order)}
+        for turn, prompt in enumerate(self.order):
+            begins = not self.overlapping or prompt not in running
+            if begins:
+                running.add(prompt)
+                yield prompt, True
+            if not (begins and self.overlapping) and not (prompt in self.held and turn == last[prompt]):
+                running.discard(prompt)
+                yield prompt, False
 
 
 def cases(subject: Subject) -> Iterator[Eviction]:
@@ -48,6 +69,22 @@ def cases(subject: Subject) -> Iterator[Eviction]:
             for held in ((), (order[0],)) if len(blocks) > 1 else ((),):
                 for evicted in range(sum(blocks[prompt] for prompt in range(len(blocks)) if prompt not in held) + 1):
                     yield Eviction(size, blocks, order, evicted, held)
+    yield from _entangled_cases(sizes)
+
+
+def _entangled_cases(sizes: list[int]) -> Iterator[Eviction]:
+    """Prompts that run at the same time, and prompts that begin alike, every number of evicted blocks."""
+    apart, alike = ((1,), (2, 2), (3,)), ((1, 1), (2,), (1, 3))
+    histories = [(paths, order, False) for paths in (alike,) for order in permutations(range(3))]
+    for paths in (apart, alike):
+        for first in permutations(range(3)):
+            histories += [(paths, (*first, *then), True) for then in (first, first[::-1], (*first[1:], first[0]))]
+    for paths, order, overlapping in histories:
+        total = len({path[: depth + 1] for path in paths for depth in range(len(path))})
+        for evicted in range(1, total):
+            for size in sizes[:1]:
+                blocks = tuple(len(path) for path in paths)
+                yield Eviction(size, blocks, order, evicted, paths=paths, overlapping=overlapping)
 
 
 def judge_eviction(subject: Subject, case: Eviction) -> None:
@@ -57,6 +94,7 @@ def judge_eviction(subject: Subject, case: Eviction) -> None:
         if prompt in case.held:
             continue
         world = _history(subject, case)
+        release(world, "filler")
         hit = do(world, Begin("asked", _prompt(case, prompt)))
         survived, owed = hit // case.block_size, expected[prompt]
         told = f"after {case.evicted} evictions, prompts last used in the order {_last_used(case)}"
@@ -73,17 +111,35 @@ def _last_used(case: Eviction) -> list[int]:
 
 
 def surviving(case: Eviction) -> list[int]:
-    """How many leading blocks of each prompt are left: the model."""
-    left, toll = list(case.blocks), case.evicted
-    for prompt in _last_used(case):
-        taken = min(toll, left[prompt])
-        left[prompt] -= taken
-        toll -= taken
-    return left
+    """How many leading blocks of each prompt are left: the model.
+
+    A block is last used when the last prompt that holds it is released; of one prompt the last block goes first.
+    """
+    idle = sorted(_idle(case).items(), key=lambda item: item[1])
+    gone = {block for block, _ in idle[: case.evicted]}
+    return [_until(gone, case.path(prompt)) for prompt in range(len(case.blocks))]
+
+
+def _idle(case: Eviction) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Cached blocks that nobody holds, each the content up to its end, with when it was released."""
+    holders: dict[tuple[int, ...], int] = {}
+    released: dict[tuple[int, ...], tuple[int, int]] = {}
+    for time, (prompt, begins) in enumerate(case.moves()):
+        path = case.path(prompt)
+        for depth in range(1, len(path) + 1):
+            block = path[:depth]
+            holders[block] = holders.get(block, 0) + (1 if begins else -1)
+            released[block] = (time, -depth)
+    return {block: when for block, when in released.items() if holders[block] == 0}
+
+
+def _until(gone: set[tuple[int, ...]], path: tuple[int, ...]) -> int:
+    return next((depth for depth in range(len(path)) if path[: depth + 1] in gone), len(path))
 
 
 def _prompt(case: Eviction, prompt: int) -> tuple[int, ...]:
-    return (10 + prompt,) * (case.blocks[prompt] * case.block_size + 1)
+    blocks = (token for token in case.path(prompt) for _ in range(case.block_size))
+    return (*blocks, 10 + prompt)
 
 
 def _history(subject: Subject, case: Eviction) -> World:
@@ -91,13 +147,14 @@ def _history(subject: Subject, case: Eviction) -> World:
     size = case.block_size
     total = sum(case.blocks) + len(case.blocks)
     world = open_world(subject, PoolSpec(2 * total + 4, size, max_length=4 * total * size + 16 * size))
-    last = {prompt: turn for turn, prompt in enumerate(case.order)}
-    for turn, prompt in enumerate(case.order):
-        name = f"p{prompt}" if prompt in case.held and turn == last[prompt] else f"t{turn}"
-        submit(world, name, _prompt(case, prompt))
-        if not name.startswith("p"):
-            release(world, name)
-    cached = sum(blocks for prompt, blocks in enumerate(case.blocks) if prompt not in case.held)
+    names: dict[int, str] = {}
+    for number, (prompt, begins) in enumerate(case.moves()):
+        if begins:
+            names[prompt] = f"t{number}"
+            submit(world, names[prompt], _prompt(case, prompt))
+        else:
+            release(world, names[prompt])
+    cached = len(_idle(case))
     taken = world.view.free - cached + case.evicted
     # The filler's own blocks must not be asked for: it stays running.
     submit(world, "filler", (9,) * (taken * size))
