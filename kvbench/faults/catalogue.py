@@ -10,7 +10,18 @@ from kvbench.faults.fault import Control, Fault, FaultClass
 from kvbench.interface import Adapter
 from kvbench.names import closest
 
-SHELVES = ("allocator", "forks", "prefix", "eviction", "movement", "writes", "decode", "scores", "controls")
+SHELVES = (
+    "allocator",
+    "forks",
+    "prefix",
+    "namespaces",
+    "eviction",
+    "movement",
+    "writes",
+    "decode",
+    "scores",
+    "controls",
+)
 """Modules of `kvbench.faults`; the ENTRIES of each are classes and their faults, or controls."""
 
 

@@ -19,145 +19,135 @@ from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import World
 from kvbench.suites.prefix.hits import do, fail, open_world, release, submit
 
+Prompt = tuple[int, ...]
+"""What its full blocks hold, a number a block: prompts that begin alike share blocks. One more token is computed."""
+
 
 @dataclass(frozen=True)
 class Eviction:
-    """Prompts of so many full blocks and a token are computed and freed in turn; then `evicted` blocks are evicted.
+    """Prompts are computed and freed in turn; then `evicted` blocks are evicted.
 
-    blocks: full blocks of each prompt. order: which prompt is asked for, turn by turn; a later turn refreshes it.
-    held: prompts that stay running from their last turn on; they cannot be evicted.
-    paths: content of each prompt's blocks, where prompts begin alike. overlapping: a prompt's turns are in pairs; it
-    begins at the first and is released at the second, and others run in between.
+    turns: a number n computes prompt n, ~n frees the sequence of prompt n that was begun first; who is not freed stays.
     """
 
     block_size: int
-    blocks: tuple[int, ...]
-    order: tuple[int, ...]
+    prompts: tuple[Prompt, ...]
+    turns: tuple[int, ...]
     evicted: int
-    held: tuple[int, ...] = ()
-    paths: tuple[tuple[int, ...], ...] = ()
-    overlapping: bool = False
 
-    def path(self, prompt: int) -> tuple[int, ...]:
-        """The content of each full block of `prompt`."""
-        return self.paths[prompt] if self.paths else (10 + prompt,) * self.blocks[prompt]
 
-    def moves(self) -> Iterator[tuple[int, bool]]:
-        """Which prompt begins (True) or is released (False), in order."""
-        running: set[int] = set()
-        last = {prompt: turn for turn, prompt in enumerate(self.order)}
-        for turn, prompt in enumerate(self.order):
-            begins = not self.overlapping or prompt not in running
-            if begins:
-                running.add(prompt)
-                yield prompt, True
-            if not (begins and self.overlapping) and not (prompt in self.held and turn == last[prompt]):
-                running.discard(prompt)
-                yield prompt, False
+def one_after_the_other(order: tuple[int, ...], held: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Turns in which each prompt is freed before the next is begun; the last turn of those in `held` stays."""
+    last = {prompt: turn for turn, prompt in enumerate(order)}
+    turns: list[int] = []
+    for turn, prompt in enumerate(order):
+        turns += [prompt] if prompt in held and turn == last[prompt] else [prompt, ~prompt]
+    return tuple(turns)
+
+
+def histories() -> Iterator[tuple[tuple[Prompt, ...], tuple[int, ...]]]:
+    """Prompts of their own in every order of refreshing them, prompts that begin alike, and runs that overlap."""
+    yield ((1, 1, 1),), (0, ~0)
+    pair, three = ((1, 1), (2, 2)), ((1,), (2,), (3,))
+    for again in ((), (0,)):
+        yield pair, one_after_the_other((0, 1, *again))
+        yield pair, one_after_the_other((0, 1, *again), held=(0,))
+    for order in permutations(range(3)):
+        for refreshed in ((), order[:1], order[1:2]):
+            yield three, one_after_the_other((*order, *refreshed))
+        yield three, one_after_the_other(order, held=(order[0],))
+    # The one that is begun first is freed last; then it is hit while it still runs.
+    yield pair, (0, 1, ~1, ~0)
+    yield pair, (1, 0, 0, ~1, ~0, ~0)
+    yield three, (2, 0, 1, ~0, ~2, ~1)
+    # A beginning is used again, its continuation is not.
+    yield ((1, 1), (2,), (1, 3)), one_after_the_other((0, 1, 2))
+    yield ((1, 1, 1), (2, 2), (1,)), one_after_the_other((0, 1, 2))
+    yield ((1, 1), (1, 2), (3,)), (0, 1, ~1, 2, ~0, ~2)
+    uneven = ((1, 1), (2,), (3, 3, 3))
+    yield uneven, one_after_the_other((0, 1, 2, 0))
+    yield uneven, one_after_the_other((0, 1, 2, 1, 0))
 
 
 def cases(subject: Subject) -> Iterator[Eviction]:
-    """Few prompts, each order of refreshing them, every number of evicted blocks."""
+    """Each history, every number of evicted blocks."""
     # In blocks of one token the last token, which is always left to compute, would be a cached block of its own.
-    sizes = [size for size in block_sizes(subject, joined=False) if size > 1][:3]
-    histories: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((3,), (0,)), ((2, 2), (0, 1)), ((2, 2), (0, 1, 0))]
-    for order in permutations(range(3)):
-        histories += [((1, 1, 1), order), ((1, 1, 1), (*order, order[0])), ((1, 1, 1), (*order, order[1]))]
-    histories += [((2, 1, 3), (0, 1, 2, 0)), ((2, 1, 3), (0, 1, 2, 1, 0)), ((1, 2, 1, 2), (3, 1, 0, 2, 1))]
-    for blocks, order in histories:
+    sizes = [size for size in block_sizes(subject, joined=False) if size > 1][:2]
+    for prompts, turns in histories():
         for size in sizes:
-            for held in ((), (order[0],)) if len(blocks) > 1 else ((),):
-                for evicted in range(sum(blocks[prompt] for prompt in range(len(blocks)) if prompt not in held) + 1):
-                    yield Eviction(size, blocks, order, evicted, held)
-    yield from _entangled_cases(sizes)
-
-
-def _entangled_cases(sizes: list[int]) -> Iterator[Eviction]:
-    """Prompts that run at the same time, and prompts that begin alike, every number of evicted blocks."""
-    apart, alike = ((1,), (2, 2), (3,)), ((1, 1), (2,), (1, 3))
-    histories = [(paths, order, False) for paths in (alike,) for order in permutations(range(3))]
-    for paths in (apart, alike):
-        for first in permutations(range(3)):
-            histories += [(paths, (*first, *then), True) for then in (first, first[::-1], (*first[1:], first[0]))]
-    for paths, order, overlapping in histories:
-        total = len({path[: depth + 1] for path in paths for depth in range(len(path))})
-        for evicted in range(1, total):
-            for size in sizes[:1]:
-                blocks = tuple(len(path) for path in paths)
-                yield Eviction(size, blocks, order, evicted, paths=paths, overlapping=overlapping)
+            for evicted in range(len(_idle(prompts, turns)) + 1):
+                yield Eviction(size, prompts, turns, evicted)
 
 
 def judge_eviction(subject: Subject, case: Eviction) -> None:
-    """Each prompt has lost what the model says, up to ties inside one prompt, the last blocks first."""
+    """Each prompt has lost what the model says: what was used longest ago, last blocks first."""
     expected = surviving(case)
-    for prompt, blocks in enumerate(case.blocks):
-        if prompt in case.held:
-            continue
+    for number, prompt in enumerate(case.prompts):
         world = _history(subject, case)
-        release(world, "filler")
-        hit = do(world, Begin("asked", _prompt(case, prompt)))
-        survived, owed = hit // case.block_size, expected[prompt]
-        told = f"after {case.evicted} evictions, prompts last used in the order {_last_used(case)}"
+        hit = do(world, Begin("asked", _tokens(case, prompt)))
+        survived, owed = hit // case.block_size, expected[number]
+        told = f"after {case.evicted} evictions, in prompts {_told(case)}"
         if survived < owed:
-            fail(world, f"{told}: prompt {prompt} has {survived} of {blocks} blocks left and should have {owed}")
+            fail(world, f"{told}: prompt {number} has {survived} of {len(prompt)} blocks left and should have {owed}")
         if survived > owed:
-            fail(world, f"{told}: prompt {prompt} still has {survived} of {blocks} blocks, only {owed} should be left")
+            fail(
+                world,
+                f"{told}: prompt {number} still has {survived} of {len(prompt)} blocks, only {owed} should be left",
+            )
 
 
-def _last_used(case: Eviction) -> list[int]:
-    """Prompts, the one that was released longest ago first; held ones left out."""
-    last = {prompt: turn for turn, prompt in enumerate(case.order)}
-    return sorted((prompt for prompt in last if prompt not in case.held), key=lambda prompt: last[prompt])
+def _told(case: Eviction) -> str:
+    turns = (f"{'begin' if turn >= 0 else 'free'} {max(turn, ~turn)}" for turn in case.turns)
+    return f"of {', '.join(str(len(prompt)) for prompt in case.prompts)} blocks used in the order {', '.join(turns)}"
+
+
+def _idle(prompts: tuple[Prompt, ...], turns: tuple[int, ...]) -> list[Prompt]:
+    """The model: the blocks that nobody holds, named by what they and those before them hold, next victim first."""
+    holders: dict[Prompt, int] = {}
+    released: dict[Prompt, int] = {}
+    for turn in turns:
+        prompt = prompts[max(turn, ~turn)]
+        for length in range(len(prompt), 0, -1):
+            block = prompt[:length]
+            holders[block] = holders.get(block, 0) + (1 if turn >= 0 else -1)
+            if turn < 0 and holders[block] == 0:
+                released.pop(block, None)
+                released[block] = turn
+            elif turn >= 0:
+                released.pop(block, None)
+    return list(released)
 
 
 def surviving(case: Eviction) -> list[int]:
-    """How many leading blocks of each prompt are left: the model.
-
-    A block is last used when the last prompt that holds it is released; of one prompt the last block goes first.
-    """
-    idle = sorted(_idle(case).items(), key=lambda item: item[1])
-    gone = {block for block, _ in idle[: case.evicted]}
-    return [_until(gone, case.path(prompt)) for prompt in range(len(case.blocks))]
-
-
-def _idle(case: Eviction) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Cached blocks that nobody holds, each the content up to its end, with when it was released."""
-    holders: dict[tuple[int, ...], int] = {}
-    released: dict[tuple[int, ...], tuple[int, int]] = {}
-    for time, (prompt, begins) in enumerate(case.moves()):
-        path = case.path(prompt)
-        for depth in range(1, len(path) + 1):
-            block = path[:depth]
-            holders[block] = holders.get(block, 0) + (1 if begins else -1)
-            released[block] = (time, -depth)
-    return {block: when for block, when in released.items() if holders[block] == 0}
+    """How many leading blocks of each prompt are left."""
+    gone = set(_idle(case.prompts, case.turns)[: case.evicted])
+    left = []
+    for prompt in case.prompts:
+        lengths = range(1, len(prompt) + 1)
+        left.append(next((length - 1 for length in lengths if prompt[:length] in gone), len(prompt)))
+    return left
 
 
-def _until(gone: set[tuple[int, ...]], path: tuple[int, ...]) -> int:
-    return next((depth for depth in range(len(path)) if path[: depth + 1] in gone), len(path))
-
-
-def _prompt(case: Eviction, prompt: int) -> tuple[int, ...]:
-    blocks = (token for token in case.path(prompt) for _ in range(case.block_size))
-    return (*blocks, 10 + prompt)
+def _tokens(case: Eviction, prompt: Prompt) -> tuple[int, ...]:
+    return (*(10 + content for content in prompt for _ in range(case.block_size)), 9)
 
 
 def _history(subject: Subject, case: Eviction) -> World:
     """Play the turns, then begin a prompt that takes all unused blocks and evicts as many as the case says."""
     size = case.block_size
-    total = sum(case.blocks) + len(case.blocks)
-    world = open_world(subject, PoolSpec(2 * total + 4, size, max_length=4 * total * size + 16 * size))
-    names: dict[int, str] = {}
-    for number, (prompt, begins) in enumerate(case.moves()):
-        if begins:
-            names[prompt] = f"t{number}"
-            submit(world, names[prompt], _prompt(case, prompt))
+    total = sum(len(prompt) + 1 for prompt in case.prompts) * len(case.turns)
+    world = open_world(subject, PoolSpec(total + 4, size, max_length=4 * total * size + 16 * size))
+    running: dict[int, list[str]] = {}
+    for number, turn in enumerate(case.turns):
+        if turn >= 0:
+            running.setdefault(turn, []).append(f"t{number}")
+            submit(world, f"t{number}", _tokens(case, case.prompts[turn]))
         else:
-            release(world, names[prompt])
-    cached = len(_idle(case))
+            release(world, running[~turn].pop(0))
+    cached = len(_idle(case.prompts, case.turns))
     taken = world.view.free - cached + case.evicted
     # The filler's own blocks must not be asked for: it stays running.
-    submit(world, "filler", (9,) * (taken * size))
+    submit(world, "filler", (8,) * (taken * size))
     if world.view.free != cached - case.evicted:
         raise NotApplicable("the pool cannot be filled to the block")
     return world
@@ -168,4 +158,4 @@ def search_eviction(subject: Subject, effort: Effort) -> Outcome:
     return try_all(subject, effort, cases(subject), judge_eviction)
 
 
-__all__ = ["Eviction", "cases", "judge_eviction", "search_eviction", "surviving"]
+__all__ = ["Eviction", "cases", "judge_eviction", "one_after_the_other", "search_eviction", "surviving"]

@@ -13,7 +13,7 @@ from kvbench.search import judge, search
 from kvbench.subject import REFERENCE, Subject
 from kvbench.suites import prefix
 from kvbench.suites.lifecycle.operations import Script
-from kvbench.suites.prefix.eviction import Eviction, surviving
+from kvbench.suites.prefix.eviction import Eviction, one_after_the_other, surviving
 from kvbench.suites.prefix.hits import least_hit
 from kvbench.suites.prefix.saved import memory_saved
 
@@ -94,8 +94,15 @@ def test_a_full_last_block_and_one_more_may_be_held_back(length, least):
 
 
 def test_the_model_gives_up_what_was_used_longest_ago_last_blocks_first():
-    assert surviving(Eviction(2, (2, 2, 1), (0, 1, 2, 0), evicted=4)) == [1, 0, 0]
-    assert surviving(Eviction(2, (2, 2, 1), (0, 1, 2, 0), evicted=1, held=(1,))) == [2, 2, 0]
+    prompts, turns = ((1, 1), (2, 2), (3,)), one_after_the_other((0, 1, 2, 0))
+    assert surviving(Eviction(2, prompts, turns, evicted=4)) == [1, 0, 0]
+    held = one_after_the_other((0, 1, 2, 0), held=(1,))
+    assert surviving(Eviction(2, prompts, held, evicted=1)) == [2, 2, 0]
+
+
+def test_the_model_knows_shared_beginnings_and_runs_that_overlap():
+    assert surviving(Eviction(2, ((1, 1), (2,), (1, 3)), one_after_the_other((0, 1, 2)), evicted=2)) == [1, 0, 2]
+    assert surviving(Eviction(2, ((1, 1), (2, 2)), (0, 1, ~1, ~0), evicted=2)) == [2, 0]
 
 
 def test_what_sharing_saves_is_counted_in_blocks():
