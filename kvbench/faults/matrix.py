@@ -21,7 +21,8 @@ from kvbench.subject import Subject
 from kvbench.verification import Entry, Question, questions
 
 FIRST_EXAMPLES = 4
-"""Cases of each check in the first round; each round has four times as many as the one before."""
+FIRST_SECONDS = 0.5
+"""Cases and time of each check in the first round; each round has four times as much as the one before."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,16 @@ def _kills(
     entry: Fault | Control, checks: Sequence[Check], budget: Budget, seed: int, began: float, *, exhaustive: bool
 ) -> Iterator[Kill]:
     open_questions = list(_asked(entry, checks))
+    tried: dict[int, int] = {}
     whole = effort(budget, seed, max(len(open_questions), 1))
     for share in _deepening(whole):
         for question in list(open_questions):
+            asked = time.perf_counter()
             outcome = search(question.check, question.subject, share)
             if outcome.failure is None:
+                if tried.get(id(question)) == outcome.cases and time.perf_counter() - asked < share.seconds:
+                    open_questions.remove(question)  # all the cases that it has
+                tried[id(question)] = outcome.cases
                 continue
             if isinstance(entry, Fault):
                 _acquit(question, entry.clean, outcome.failure)
@@ -133,7 +139,8 @@ def _deepening(whole: Effort) -> Iterator[Effort]:
     """Ever more cases, each round from a seed of its own, up to the whole effort."""
     examples, number = FIRST_EXAMPLES, 0
     while examples < whole.examples:
-        yield replace(whole, examples=examples, seed=whole.seed + 7919 * (number + 1))
+        seconds = min(whole.seconds, FIRST_SECONDS * 4**number)
+        yield replace(whole, examples=examples, seconds=seconds, seed=whole.seed + 7919 * (number + 1))
         examples, number = examples * 4, number + 1
     yield whole
 

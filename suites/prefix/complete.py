@@ -101,7 +101,7 @@ def _judge_evicted(subject: Subject, case: Complete, tokens: tuple[int, ...]) ->
     release(world, "room")
     submit(world, "b", tokens)
     release(world, "b")
-    must_hit(world, "c", submit(world, "c", (*tokens, 7)), blocks * size)
+    must_hit(world, "c", submit(world, "c", (*tokens, 7)), min(blocks * size, least_hit(case.length + 1, size)))
     world.finish()
 
 

@@ -84,6 +84,7 @@ def judge_eviction(subject: Subject, case: Eviction) -> None:
     expected = surviving(case)
     for number, prompt in enumerate(case.prompts):
         world = _history(subject, case)
+        release(world, "filler")
         hit = do(world, Begin("asked", _tokens(case, prompt)))
         survived, owed = hit // case.block_size, expected[number]
         told = f"after {case.evicted} evictions, in prompts {_told(case)}"
@@ -146,7 +147,6 @@ def _history(subject: Subject, case: Eviction) -> World:
             release(world, running[~turn].pop(0))
     cached = len(_idle(case.prompts, case.turns))
     taken = world.view.free - cached + case.evicted
-    # The filler's own blocks must not be asked for: it stays running.
     submit(world, "filler", (8,) * (taken * size))
     if world.view.free != cached - case.evicted:
         raise NotApplicable("the pool cannot be filled to the block")

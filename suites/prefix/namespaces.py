@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvbench.budget import Effort
 from kvbench.checks import Outcome
 from kvbench.subject import Subject
 from kvbench.suites.lifecycle.grid import try_all
-from kvbench.suites.lifecycle.operations import EndStep, Extend, Fork, Preempt, Resume
+from kvbench.suites.lifecycle.operations import EndStep, Extend, Fork, Preempt, Resume, SwapIn, SwapOut
 from kvbench.suites.lifecycle.rules import block_sizes
 from kvbench.suites.lifecycle.run import World
 from kvbench.suites.prefix.hits import do, fail, least_hit, must_hit, open_world, release, roomy_pool, submit
 
-Path = Literal["begin", "decode", "fork", "resume"]
+Path = Literal["begin", "decode", "fork", "resume", "swap"]
 
 NAMESPACES = (None, "", "None", "0", "a", "ab", "b", "A", "a ", "abc", "a\0", "\0", "1", "-1")
 """Pairs of these are easily taken for each other: absent and empty, one a prefix of another, texts of numbers."""
@@ -26,7 +26,7 @@ class Isolation:
     """A prompt is computed in one namespace and asked for in another, and then in its own.
 
     path: where the prompt's second half comes from: its begin, decoding, decoding after a fork, decoding after it was
-    preempted and resumed. asked: the tokens asked for in the other namespace.
+    preempted and resumed, or moved to the host and back. asked: the tokens asked for in the other namespace.
     """
 
     block_size: int
@@ -43,6 +43,7 @@ def cases(subject: Subject) -> Iterator[Isolation]:
     paths: list[Path] = ["begin", "decode"]
     paths += ["fork"] if "fork" in operations else []
     paths += ["resume"] if "preempt" in operations else []
+    paths += ["swap"] if "swap" in operations else []
     sizes = block_sizes(subject, joined=False)[:3]
     for path in paths:
         for size in sizes:
@@ -79,7 +80,8 @@ def _run_together(size: int) -> Iterator[Isolation]:
 def judge_isolation(subject: Subject, case: Isolation) -> None:
     """Nothing is hit in the other namespace; in its own the prompt is."""
     size = case.block_size
-    world = open_world(subject, roomy_pool(size, 6, len(case.tokens) + 2 * size))
+    pool = roomy_pool(size, 6, len(case.tokens) + 2 * size)
+    world = open_world(subject, replace(pool, host_blocks=pool.num_blocks if case.path == "swap" else 0))
     last = _compute(world, case)
     hit = submit(world, "stranger", case.asked, case.other)
     if hit:
@@ -103,6 +105,11 @@ def _compute(world: World, case: Isolation) -> str:
     elif case.path == "resume":
         do(world, Preempt("a"))
         do(world, Resume("a"))
+        world.perform(EndStep())
+    elif case.path == "swap":
+        do(world, SwapOut("a"))
+        world.perform(EndStep())
+        do(world, SwapIn("a"))
         world.perform(EndStep())
     do(world, Extend(last, case.tokens[half:]))
     world.perform(EndStep())
