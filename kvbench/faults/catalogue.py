@@ -14,6 +14,7 @@ SHELVES = (
     "allocator",
     "forks",
     "prefix",
+    "staleness",
     "namespaces",
     "eviction",
     "movement",

@@ -256,6 +256,8 @@ ENTRIES: tuple[FaultClass | Fault, ...] = (
           needs=("swap",)),
     Fault("X1d", "the wrong tier's blocks are counted", with_manager("X1d", CountsTheWrongTier), _round_trip,
           needs=("swap",)),
+    Fault("X1f", "what comes back is given blocks that nothing is copied into",
+          with_manager("X1f", OffersOnlyCopiesOut), _round_trip, needs=("swap",)),
     Fault("X1e", "the host pool is sized by the device", with_manager("X1e", SizesTheHostByTheDevice), _small_host,
           needs=("swap",)),
 )  # fmt: skip

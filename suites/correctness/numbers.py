@@ -197,7 +197,7 @@ def numbers_cases(subject: Subject, effort: Effort) -> SearchStrategy[NumbersCas
 
 
 def options_cases(subject: Subject, effort: Effort) -> SearchStrategy[OptionsCase]:  # noqa: ARG001
-    """Each declared option alone, and some together."""
+    """Any of the declared options, alone and together."""
     import hypothesis.strategies as st
 
     @st.composite
@@ -207,7 +207,7 @@ def options_cases(subject: Subject, effort: Effort) -> SearchStrategy[OptionsCas
             # Engines take another path where every row decodes.
             scene = replace(scene, rows=tuple(Row(row.context, 1) for row in scene.rows))
         declared = sorted(subject.kernel.options - {"lse"})
-        chosen = set(draw(st.lists(st.sampled_from(declared), min_size=1, max_size=2, unique=True)))
+        chosen = {name for name in declared if draw(st.booleans())} or {draw(st.sampled_from(declared))}
         return OptionsCase(scene, draw_options(draw, scene, chosen))
 
     return draw_case()

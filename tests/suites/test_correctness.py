@@ -20,6 +20,7 @@ from kvbench.checks import skip_reason
 from kvbench.codec import decode, encode
 from kvbench.interface import (
     BFLOAT16,
+    FLOAT16,
     FLOAT32,
     KERNEL_OPERATIONS,
     KERNEL_OPTIONS,
@@ -166,6 +167,17 @@ def _finite_sentinel(cache, batch):
     return AttentionResult(right.out.masked_fill(lost[..., None], 0), right.lse)
 
 
+def _garbage_of_prefills(cache, batch):
+    """Garbage for every row of two or more new tokens; decodes are right."""
+    right = RIGHT.attend(cache, batch)
+    new = batch.query_start_loc.diff().long()
+    several = (new > 1).repeat_interleave(new)
+    out = right.out.clone()
+    out[: len(several)][several] = out[: len(several)][several].roll(1, -1) * 3
+    return AttentionResult(out, right.lse)
+
+
+garbage_of_prefills = FaultyKernel(attend=_garbage_of_prefills)
 head_by_remainder = FaultyKernel(attend=_head_by_remainder)
 truncates = FaultyKernel(write=_truncates)
 finite_sentinel = FaultyKernel(attend=_finite_sentinel)
@@ -393,6 +405,7 @@ FAULTS = [
     ("numbers", "sloppy_tail", sloppy_tail, EVERYTHING),
     ("numbers", "sloppy_tail in bfloat16", sloppy_tail, replace(EVERYTHING, precisions=(BFLOAT16,))),
     ("numbers", "truncates", truncates, replace(EVERYTHING, precisions=(BFLOAT16_STORAGE,))),
+    ("numbers", "garbage_of_prefills in float16", garbage_of_prefills, replace(EVERYTHING, precisions=(FLOAT16,))),
     ("numbers", "finite_sentinel", finite_sentinel, EVERYTHING),
     ("options", "window_off_by_one", window_off_by_one, EVERYTHING),
     ("options", "no_softcap", no_softcap, EVERYTHING),
